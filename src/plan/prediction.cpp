@@ -24,25 +24,52 @@ void require_own_profile(const Cluster& cluster, const Machine& machine) {
                      cluster.path, cluster.device, own, cluster.path));
 }
 
-RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine& machine) {
-  // The waits of stages for each other are not predicted.
-  if (config.hardware.profile.empty() || config.parallel.stages > 1) return plan_run(config, vocab, machine, true);
-  const Cluster cluster = read_cluster(config.hardware.profile);
+namespace {
+
+/// Returns hardware.profile; empty if it is not set or lacks the rates of the run's types.
+std::optional<Cluster> profile_of(const config::Config& config, const Machine& machine) {
+  if (config.hardware.profile.empty()) return std::nullopt;
+  Cluster cluster = read_cluster(config.hardware.profile);
   require_own_profile(cluster, machine);
   if (const std::optional<DType> type = type_without_peak(cluster, config, machine.compute)) {
     const std::string why = format("{}: device.tflops_{} is missing, but the run computes in {}", cluster.path,
                                    name_of(*type), name_of(*type));
     if (cluster.measured) throw Error(Code::config, why);
     log::info("{}; add it to get a predicted step time", why);
-    return plan_run(config, vocab, machine, true);
+    return std::nullopt;
   }
-  const StepProgram step = record_step(config, vocab, machine);
-  RunPlan plan = step.plan;
-  const StepTime time = price(step, cluster, machine.compute);
+  return cluster;
+}
+
+}  // namespace
+
+RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine& machine) {
+  const std::optional<Cluster> cluster = profile_of(config, machine);
+  const int64_t stages = config.parallel.stages, own = machine.rank * stages / machine.ranks;
+  if (!cluster && stages == 1) return plan_run(config, vocab, machine, true);
+  RunPlan plan;
+  std::vector<int64_t> totals;
+  std::vector<StageTime> times;
+  CollectiveTime message;
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    StepProgram step = record_step(config, vocab, stage == own ? machine : on_stage(machine, config, stage));
+    totals.push_back(step.plan.total);
+    if (cluster) times.push_back(price_parts(step, *cluster, machine.compute));
+    if (cluster && stages > 1) message = message_time(*cluster, config, step.mesh, machine.compute);
+    if (stage == own) plan = std::move(step.plan);
+  }
+  if (stages > 1) plan.stage_totals = totals;
+  plan.bubble = setup::bubble_by_flops(config, vocab);
+  if (!cluster) return plan;
+  std::vector<const StageTime*> by_stage;
+  for (const StageTime& time : times) by_stage.push_back(&time);
+  const StepTime time = time_of_stages(by_stage, config::sharding_of(config).stages,
+                                       config.train.global_batch / (config.train.micro_batch * plan.replicas), message);
   plan.step_seconds = time.total();
   plan.wait_seconds = time.exposed();
   plan.update_seconds = time.optimizer;
-  plan.predicted_by = cluster.path + (cluster.measured ? "" : format(" (data sheet of {})", cluster.device));
+  if (stages > 1) plan.bubble = time.bubble;
+  plan.predicted_by = cluster->path + (cluster->measured ? "" : format(" (data sheet of {})", cluster->device));
   return plan;
 }
 

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
+#include "config/layouts.h"
 
 namespace trainer::plan {
 namespace {
@@ -15,6 +17,7 @@ StepTime combined(const StepTime& a, double of_a, const StepTime& b, double of_b
   StepTime c;
   for (const auto& [name, part] : kStepParts) c.*part = of_a * a.*part + of_b * b.*part;
   c.unmeasured = of_a * a.unmeasured + of_b * b.unmeasured;
+  c.bubble = of_a * a.bubble + of_b * b.bubble;
   for (const auto& [time, share] : {std::pair{&a, of_a}, {&b, of_b}})
     for (const auto& [axis, comm] : time->comm) {
       c.comm[axis].busy += share * comm.busy;
@@ -29,8 +32,8 @@ class Timeline {
   Timeline(const StepProgram& step, const Cluster& cluster, DType compute)
       : step_(step), cluster_(cluster), compute_(compute) {}
 
-  /// Adds `times` repetitions of the program to the step.
-  void play(const Program& program, double times) {
+  /// Returns the time of a program. Collectives that it does not wait for stay in flight.
+  StepTime play(const Program& program) {
     StepTime once;
     time_ = &once;
     for (const Event& event : program) {
@@ -46,11 +49,9 @@ class Timeline {
           break;
       }
     }
-    TRAINER_CHECK(channels_.empty(), "all collectives of a program have completed when it ends");
-    all = combined(all, 1, once, times);
+    return once;
   }
-
-  StepTime all;
+  bool is_idle() const { return channels_.empty(); }
 
  private:
   struct Transfer {
@@ -188,17 +189,86 @@ GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh
   return shape;
 }
 
-StepTime price(const StepProgram& step, const Cluster& cluster, DType compute) {
+StageTime price_parts(const StepProgram& step, const Cluster& cluster, DType compute) {
   Timeline timeline(step, cluster, compute);
-  double before = 0;
+  StageTime stage;
+  double of_last = 0;  // seconds of compute in the last micro-batch
   for (const StepProgram::Part& part : step.parts) {
-    before = timeline.all.compute();
-    timeline.play(part.program, static_cast<double>(part.count));
+    StepTime once = timeline.play(part.program);
+    if (&part == &step.parts.back()) {
+      stage.rest = std::move(once);
+      break;
+    }
+    TRAINER_CHECK(part.kind.last || timeline.is_idle(), "only the last micro-batch leaves collectives in flight");
+    if (part.kind.last) of_last += once.compute();
+    stage.parts.push_back({part.kind, part.count, std::move(once)});
   }
+  TRAINER_CHECK(timeline.is_idle(), "all collectives of a step have completed when it ends");
   if (step.plan.offload)
-    timeline.all.offload =
-        offload_seconds(*step.plan.offload, cluster, last_backward_seconds(timeline.all.compute() - before));
-  return timeline.all;
+    stage.rest.offload =
+        offload_seconds(*step.plan.offload, cluster, last_backward_seconds(of_last + stage.rest.compute()));
+  return stage;
+}
+
+namespace {
+
+/// Returns the time of all programs, one after another.
+StepTime sum_of(const StageTime& stage) {
+  StepTime sum;
+  for (const auto& [kind, count, time] : stage.parts) sum = combined(sum, 1, time, static_cast<double>(count));
+  return combined(sum, 1, stage.rest, 1);
+}
+
+}  // namespace
+
+StepTime price(const StepProgram& step, const Cluster& cluster, DType compute) {
+  return sum_of(price_parts(step, cluster, compute));
+}
+
+StepTime time_of_stages(const std::vector<const StageTime*>& times, const sharding::Stages& stages,
+                        int64_t micro_batches, const CollectiveTime& message) {
+  if (stages.count == 1) return sum_of(*times.front());
+  constexpr size_t kKinds = 32;       // passes and place in the step
+  std::vector<double> of_kind, rest;  // seconds, by stage
+  const auto index = [&](int64_t stage, int64_t chunk, const sharding::ActionKind& kind) {
+    const auto program = static_cast<size_t>(stage * stages.chunks + chunk / stages.count);
+    return program * kKinds + kind.passes * 4u + kind.first * 2u + kind.last;
+  };
+  of_kind.resize(static_cast<size_t>(stages.count * stages.chunks) * kKinds);
+  for (int64_t s = 0; s < stages.count; ++s) {
+    const StageTime& stage = *times[static_cast<size_t>(s)];
+    for (const auto& [kind, count, time] : stage.parts) of_kind[index(s, kind.chunk, kind)] = time.total();
+    rest.push_back(stage.rest.total());
+  }
+  const sharding::ActionLists lists = lists_of(stages, micro_batches);
+  const auto seconds = [&](const sharding::Action& action) {
+    return of_kind[index(action.chunk % stages.count, action.chunk, kind_of(action, micro_batches))];
+  };
+  const std::vector<double> ends = simulate(lists, stages, seconds, message.total());
+  std::vector<double> busy;  // by stage
+  for (const std::vector<sharding::Action>& list : lists) {
+    busy.push_back(0);
+    for (const sharding::Action& action : list) busy.back() += seconds(action);
+  }
+  size_t last = 0;
+  for (size_t s = 1; s < ends.size(); ++s)
+    if (ends[s] + rest[s] > ends[last] + rest[last]) last = s;
+  StepTime step = sum_of(*times[last]);
+  StepTime::Comm& messages = step.comm["stage"];
+  for (const sharding::Action& action : lists[last])
+    if (sent_by(action, stages)) messages.busy += message.total();
+  if (!message.measured) step.unmeasured += messages.busy;
+  messages.exposed += ends[last] - busy[last];
+  const double idle = std::ranges::max(ends) - std::reduce(busy.begin(), busy.end()) / static_cast<double>(busy.size());
+  step.bubble = idle / step.total();
+  return step;
+}
+
+CollectiveTime message_time(const Cluster& cluster, const config::Config& config, const mesh::MeshShape& mesh,
+                            DType compute) {
+  const int64_t elements = config.train.micro_batch * config.model.seq_len * config.model.d_model;
+  return collective_time(cluster, group_shape(cluster, mesh, mesh.set("stage")), CommOp::send, compute,
+                         elements / config::ranks_of_stage(config));
 }
 
 }  // namespace trainer::plan

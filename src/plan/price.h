@@ -26,6 +26,8 @@ struct StepTime {
   std::map<std::string, Comm> comm;  // by axis
   /// Seconds of communication (overlapped or not) that were not interpolated from measurements.
   double unmeasured = 0;
+  /// With several stages, the share of the step in which ranks wait for other stages, on average.
+  double bubble = 0;
 
   double exposed() const;
   double compute() const { return products + attention + operators + recompute; }
@@ -54,6 +56,26 @@ GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh
 /// `compute` are the seconds that each takes on its own.
 double added_by_overlap(const Link& link, double communication, double compute);
 
+/// Returns the time of a step with one stage.
 StepTime price(const StepProgram& step, const Cluster& cluster, DType compute);
+
+/// The time of the programs of one stage's rank, without the waits for other stages.
+struct StageTime {
+  struct Part {
+    sharding::ActionKind kind;
+    int64_t count = 1;
+    StepTime time;  // of each
+  };
+  std::vector<Part> parts;
+  StepTime rest;  // of what follows the last action
+};
+StageTime price_parts(const StepProgram& step, const Cluster& cluster, DType compute);
+/// Returns the time of the stage that ends last: of its programs, with its waits along "stage". `times`: by stage; the
+/// chunks of their kinds may be those of another stage. `message`: of one from a stage to the next.
+StepTime time_of_stages(const std::vector<const StageTime*>& times, const sharding::Stages& stages,
+                        int64_t micro_batches, const CollectiveTime& message);
+/// Returns the time of a message between stages whose ranks share it evenly.
+CollectiveTime message_time(const Cluster& cluster, const config::Config& config, const mesh::MeshShape& mesh,
+                            DType compute);
 
 }  // namespace trainer::plan

@@ -32,7 +32,9 @@ StepProgram record_step(const config::Config& config, int64_t vocab, const Machi
   StepProgram step;
   step.plan = plan_run(config, vocab, machine, true, [&](const sharding::ActionKind& kind, int64_t count) {
     step.parts.push_back({.program = {}, .count = count, .kind = kind});
-    return &recorders.emplace_back();
+    const int64_t before = recorders.empty() ? 0 : recorders.back().collectives;
+    recorders.emplace_back().collectives = before;
+    return &recorders.back();
   });
   for (size_t i = 0; i < recorders.size(); ++i) step.parts[i].program = std::move(recorders[i].program);
   step.mesh = parallel::mesh_shape(config::sharding_on(config, machine.ranks));

@@ -37,10 +37,12 @@ class ProgramRecorder final : public Recorder {
   void add_wait(int64_t collective) override;
 
   Program program;
-  int64_t collectives = 0;
+  int64_t collectives = 0;  // the number of the next one
 };
 
-/// The programs of a step, by the kind of their actions, and how often it runs each. The last one includes the update.
+/// The programs of one rank's step, by the kind of their actions, and how often it runs each. The last one is what
+/// follows the last action: the rest of the reductions, the norm and the update. Collectives have numbers of their own
+/// in the whole step.
 struct StepProgram {
   struct Part {
     Program program;

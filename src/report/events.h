@@ -48,6 +48,7 @@ struct StepReport {
   double tflops_per_device = kUnknown;  // from model FLOPs with the full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double peak_tflops = kUnknown;  // the denominator of utilisation: the best peak known at that time
+  double bubble = kUnknown;       // share in which ranks wait for other stages, on average; NaN if that is not known
   double optimizer_flops = 0;     // FLOPs of this rank's orthogonalizations, excluded from the utilisations; 0: none
   PhaseMs phase_ms;
   CommBytes comm_bytes;                         // sent in this step
@@ -124,6 +125,7 @@ struct Estimate {
   double step_ms = kUnknown, wait_ms = kUnknown;
   int64_t memory_bytes = 0;  // 0: not known
   CommBytes comm_bytes = {};
+  double bubble = kUnknown;  // as in StepReport
 };
 
 struct Environment {
@@ -153,7 +155,8 @@ struct StartReport {
   config::FlopsPerToken flops;
   setup::PeakReport peak;  // so far
   Estimate predicted;
-  std::string predicted_by = {};  // the file from which the predicted rates come
+  std::string predicted_by = {};         // the file from which the predicted rates come
+  std::vector<std::string> stages = {};  // lines on several stages (setup::stage_lines)
   Environment environment;
   std::string config_toml;  // the effective configuration
 };

@@ -157,6 +157,7 @@ void fields(V& v, In<V, Estimate>& e) {
   v("step_ms", e.step_ms, "wait_ms", e.wait_ms);
   v.bytes("memory_bytes", e.memory_bytes);
   v("comm_bytes", e.comm_bytes);
+  if (V::kReads || !std::isnan(e.bubble)) v("bubble", e.bubble);
 }
 
 template <typename V>
@@ -201,6 +202,7 @@ void fields(V& v, In<V, StartReport>& s) {
   v("unigram_entropy", s.unigram_entropy, "flops_per_token", s.flops);
   v("peak", s.peak, "predicted", s.predicted);
   if (V::kReads || !s.predicted_by.empty()) v("predicted_by", s.predicted_by);
+  if (V::kReads || !s.stages.empty()) v("stages", s.stages);
   v("environment", s.environment, "config", config_json(s.config_toml));
 }
 
@@ -215,6 +217,7 @@ void fields(V& v, In<V, StepReport>& s) {
   if (V::kReads || s.skipped) v("bad_tensor", s.bad_tensor);
   if (V::kReads || !std::isnan(s.z_loss)) v("z_loss", s.z_loss);
   if (V::kReads || s.optimizer_flops > 0) v("optimizer_flops", s.optimizer_flops);
+  if (V::kReads || !std::isnan(s.bubble)) v("bubble", s.bubble);
   v("offload", s.offload, "gpu", s.gpu);
 }
 

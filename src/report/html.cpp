@@ -288,7 +288,7 @@ std::string report_html(const Summary& summary, const History& history, const st
       page::side_by_side({throughput_chart(history), norm_chart(history), rate_chart(history), time_split(summary)});
   html += page::section(time_line(history));
   html += page::section(prediction(summary));
-  html += page::section(communication(history));
+  html += page::section(communication(summary, history));
   html += page::section(ranks(history));
   html += page::section(optimizer_offload(history));
   html += page::section(memory_bars(summary));
@@ -321,6 +321,7 @@ std::string report_json(const Summary& summary, const History& history) {
         "tokens_per_s", s.tokens_per_s);
   write("tflops_per_device", s.tflops_per_device, "mfu", s.mfu, "mfu_causal", s.mfu_causal, "hfu", s.hfu);
   if (s.optimizer_flops > 0) write("optimizer_flops", s.optimizer_flops);
+  if (std::isfinite(s.predicted_bubble)) write("bubble", s.bubble, "predicted_bubble", s.predicted_bubble);
   write("peak", s.peak, "phase_ms", s.phase_ms, "offload", s.offload ? to_json(*s.offload) : Json());
   write.bytes("measured_memory_bytes", s.measured_memory);
   write.bytes("predicted_memory_bytes", s.predicted_memory);

@@ -109,7 +109,7 @@ std::string optimizer_offload(const History& history) {
          page::table(moved) + (emulated ? "" : page::table(streams)) + update_chart(history);
 }
 
-std::string communication(const History& history) {
+std::string communication(const Summary& summary, const History& history) {
   const std::map<AxisAndOperation, Moved> all = moved_in(history);
   if (all.empty()) return "";
   page::Table grid{.head = {"sent", "predicted", "ratio", "exposed, ms/step"}, .rows = {}};
@@ -121,7 +121,15 @@ std::string communication(const History& history) {
                                    known ? format("{:.4g}", ratio) : "-", format("{:.3f}", moved.wait_ms)},
                          .marked = known && moved.sent != moved.predicted});
   }
-  return "<h2>Communication by axis</h2>" + page::table(grid);
+  std::string stages;
+  for (const std::string& line : summary.start.stages) stages += svg::escape(line) + "\n";
+  if (!stages.empty()) {
+    page::Table bubble{.head = {"predicted", "measured", "ratio"}, .rows = {}};
+    bubble.rows.push_back(compared("bubble", summary.predicted_bubble, summary.bubble,
+                                   [](double share) { return format_percent(share); }));
+    stages = "<pre>" + stages + "</pre>" + page::table(bubble);
+  }
+  return "<h2>Communication by axis</h2>" + stages + page::table(grid);
 }
 
 std::string ranks(const History& history) {

@@ -7,8 +7,9 @@
 
 namespace trainer::report {
 
-/// Returns sent and predicted bytes by axis and operation, and exposed communication time; empty for one rank.
-std::string communication(const History& history);
+/// Returns sent and predicted bytes by axis and operation, exposed communication time, and the bubble of several
+/// stages; empty for one rank.
+std::string communication(const Summary& summary, const History& history);
 
 /// Returns the predicted and measured time and memory of a step; empty if its time was not predicted.
 std::string prediction(const Summary& summary);

@@ -48,6 +48,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
   summary.predicted_memory = summary.start.predicted.memory_bytes;
   summary.predicted_step_ms = summary.start.predicted.step_ms;
   summary.predicted_wait_ms = summary.start.predicted.wait_ms;
+  summary.predicted_bubble = summary.start.predicted.bubble;
   summary.step = summary.start.step;
 
   const std::span<const StepReport> steps = history.steps;
@@ -69,6 +70,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     summary.mfu = median_of(warm, &StepReport::mfu);
     summary.mfu_causal = median_of(warm, &StepReport::mfu_causal);
     summary.hfu = median_of(warm, &StepReport::hfu);
+    summary.bubble = median_of(warm, &StepReport::bubble);
     summary.mean_step_ms = mean(warm, &StepReport::step_ms);
     for (double PhaseMs::*phase :
          {&PhaseMs::data, &PhaseMs::forward, &PhaseMs::backward, &PhaseMs::optimizer, &PhaseMs::comm_exposed})
@@ -215,6 +217,8 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   if (std::isfinite(summary.mfu)) {
     add("utilisation", utilisation_text(summary));
   }
+  if (std::isfinite(summary.bubble))
+    add("bubble", format("{}, {} predicted", format_percent(summary.bubble), format_percent(summary.predicted_bubble)));
   if (const std::string update = update_text(summary); !update.empty()) add("update", update);
   if (summary.offload) add("offload", offload_text(*summary.offload));
   if (summary.measured_memory > 0) {

@@ -1,5 +1,6 @@
 #include "run/planning.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -43,7 +44,8 @@ setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config
     config.parallel = layout;
     setup::RunPlan own;
     world.control().run_on_all_ranks([&] { own = plan(); });
-    double sums[] = {own.total > machine.memory_limit ? 1.0 : 0.0, static_cast<double>(own.total)};
+    const int64_t most = own.stage_totals.empty() ? own.total : std::ranges::max(own.stage_totals);
+    double sums[] = {most > machine.memory_limit ? 1.0 : 0.0, static_cast<double>(most)};
     world.control().sum(sums);
     if (sums[0] == 0) return own;
     if (smallest && sums[1] >= least) continue;
@@ -58,8 +60,6 @@ setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config
 setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine) {
   config::choose_vocab_axes(config, vocab, machine.compute);
   config::choose_stage_layers(config, vocab);
-  if (config.parallel.stages > 1 && !config.hardware.profile.empty() && world.first())
-    log::info("hardware.profile: no step times are predicted, since those of several stages are not known yet");
   const std::vector<config::Parallel> choices = config::choices_by_memory(config);
   const bool given = config.optim.overlap;
   const auto plan_one = [&] {
@@ -70,6 +70,8 @@ setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t
   if (given && !config.optim.overlap && plan.total <= machine.memory_limit && world.first())
     log::info("optim.overlap is false in this run, since gradients in memory of their own do not fit");
   if (choices.size() > 1 && world.first()) log::info("layout chosen by memory: {}", config::layout_text(config));
+  if (const std::string few = setup::few_micro_batches_text(config, plan); world.first() && !few.empty())
+    log::warning("{}", few);
   return plan;
 }
 

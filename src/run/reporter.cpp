@@ -122,6 +122,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   // By the second step all ranks that are threads of this process have updated once, and none has ended.
   if (steps_ < 2 || steps_ % 100 == 0) memory_.sample();
   step_seconds_ += seconds;
+  bubble_seconds_ += outcome.bubble;
   ++steps_;
 
   report::StepReport r;
@@ -144,6 +145,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.mfu_causal = use.mfu_causal;
   r.hfu = use.hfu;
   r.peak_tflops = peak_.flops() / 1e12;
+  r.bubble = outcome.bubble / seconds;
   r.optimizer_flops = trainer.meter().of(OpKind::orthogonalize).flops;
   r.phase_ms = outcome.phase_ms;
   for (const auto& [key, count] : trainer.meter().comm()) {
@@ -300,7 +302,8 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
   end.measured = {.step_ms = step_seconds_ * 1e3 / steps,
                   .wait_ms = wait_seconds_ * 1e3 / steps,
                   .memory_bytes = measured_memory(trainer),
-                  .comm_bytes = comm_bytes_};
+                  .comm_bytes = comm_bytes_,
+                  .bubble = bubble_seconds_ / step_seconds_};
   end.peak = peak_.report();
   judge_prediction(end);
   metrics_->write(to_json(end));

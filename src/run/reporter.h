@@ -86,7 +86,7 @@ class Reporter {
   std::optional<report::EvalReport> last_eval_;
   int64_t skipped_ = 0;
   CommBytes comm_bytes_;
-  double step_seconds_ = 0, wait_seconds_ = 0;
+  double step_seconds_ = 0, wait_seconds_ = 0, bubble_seconds_ = 0;
   int64_t steps_ = 0;
   bool bytes_differ_ = false;
 };

@@ -96,22 +96,20 @@ std::optional<config::Config> config_to_resume(comm::World& world, const config:
   return parsed(toml);
 }
 
-/// Returns the memory per rank of each stage, "7.9 GiB 6.8 GiB"; `plan` and the rank of `machine` become those of the
-/// stage that needs most.
-std::string memory_by_stage(const config::Config& config, int64_t vocab, setup::Machine& machine,
-                            setup::RunPlan& plan) {
-  std::string totals;
-  setup::Machine other_rank = machine;
-  for (int64_t stage = 0; stage < config.parallel.stages; ++stage) {
-    other_rank.rank =
-        static_cast<int>(stage * machine.ranks / config.parallel.stages);  // ranks of a stage are consecutive
-    setup::RunPlan other = setup::plan_run(config, vocab, other_rank, true);
-    totals += " " + format_bytes(static_cast<double>(other.total));
-    if (other.total <= plan.total) continue;
-    plan = std::move(other);
-    machine.rank = other_rank.rank;
-  }
-  return totals;
+/// Replaces the memory, work and bytes in a plan of several stages by those of the stage that needs most memory, and
+/// the rank of `machine` by one of that stage.
+void take_largest_stage(const config::Config& config, int64_t vocab, setup::Machine& machine, setup::RunPlan& plan) {
+  const auto most = std::ranges::max_element(plan.stage_totals);
+  if (most == plan.stage_totals.end() || *most == plan.total) return;
+  machine = setup::on_stage(machine, config, most - plan.stage_totals.begin());
+  setup::RunPlan largest = setup::plan_run(config, vocab, machine, true);
+  largest.step_seconds = plan.step_seconds;
+  largest.wait_seconds = plan.wait_seconds;
+  largest.update_seconds = plan.update_seconds;
+  largest.predicted_by = plan.predicted_by;
+  largest.stage_totals = plan.stage_totals;
+  largest.bubble = plan.bubble;
+  plan = std::move(largest);
 }
 
 /// Writes the plan to `text`, then rejects a run that does not fit.
@@ -119,11 +117,9 @@ void plan_only(comm::World& world, config::Config config, setup::Machine machine
   const int64_t vocab = data::planned_vocab(config);
   const PlanningWatch watch(world, config.model.n_layer);
   setup::RunPlan plan = plan_training(world, config, vocab, machine);
-  std::string stages = setup::stages_text(config, vocab);
-  if (!stages.empty())
-    stages = format("stages\n  {}\n  memory per rank, by stage:{}; above, the largest\n", stages,
-                    memory_by_stage(config, vocab, machine, plan));
-  text = to_text(plan, config, machine) + setup::offload_table(plan, config, vocab, machine) + stages;
+  take_largest_stage(config, vocab, machine, plan);
+  for (const std::string& line : setup::stage_lines(config, plan)) text += line + "\n";
+  text += to_text(plan, config, machine) + setup::offload_table(plan, config, vocab, machine);
   world.control().run_on_all_ranks([&] {
     try {
       setup::require_memory(plan, config, vocab, machine);

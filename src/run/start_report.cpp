@@ -1,6 +1,8 @@
 #include "run/start_report.h"
 
 #include <cmath>
+#include <iterator>
+#include <numeric>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -34,10 +36,16 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   start.flops = plan.flops;
   // The system reports the memory of a process, which ranks that are threads share. GPU memory is counted per rank.
   const int ranks_of_process = world.transport() == "threads" && !machine.gpu ? world.size() : 1;
+  int64_t memory = plan.total * ranks_of_process;
+  if (ranks_of_process > 1 && !plan.stage_totals.empty())
+    memory = std::reduce(plan.stage_totals.begin(), plan.stage_totals.end()) * ranks_of_process /
+             std::ssize(plan.stage_totals);
   start.predicted = {.step_ms = plan.step_seconds * 1e3,
                      .wait_ms = plan.wait_seconds * 1e3,
-                     .memory_bytes = plan.total * ranks_of_process,
-                     .comm_bytes = plan.comm_bytes};
+                     .memory_bytes = memory,
+                     .comm_bytes = plan.comm_bytes,
+                     .bubble = plan.bubble};
+  start.stages = setup::stage_lines(config, plan);
   start.predicted_by = plan.predicted_by;
   start.environment.device = machine.gpu ? "cuda" : "cpu";
   start.environment.isa = device_text(machine);
@@ -49,10 +57,10 @@ report::StartReport start_report(const config::Config& config, const data::Datas
 
 std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, const train::Trainer& trainer) {
   const std::string& graphs = trainer.graphs().text();
-  std::string stages = setup::stages_text(trainer.config(), trainer.vocab());
-  if (!stages.empty()) stages = "stages: " + stages + "; a request to stop is honored at the end of a step";
+  const char* const stages =
+      trainer.config().parallel.stages == 1 ? "" : "stages: a request to stop is honored at the end of a step";
   return {between_gpus.reason.empty() ? "" : "tensors between GPUs: " + between_gpus.reason,
-          graphs.empty() ? "" : "CUDA graphs: " + graphs, std::move(stages)};
+          graphs.empty() ? "" : "CUDA graphs: " + graphs, stages};
 }
 
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {
@@ -68,6 +76,7 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
             environment.isa, to_string(start.peak));
   if (std::isfinite(start.predicted.step_ms))
     log::info("step: {:.4g} ms predicted with {}", start.predicted.step_ms, start.predicted_by);
+  for (const std::string& line : start.stages) log::info("{}", line);
   const double samples =
       static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch);
   log::info("memory: {} predicted; data: {} training and {} validation tokens{}",

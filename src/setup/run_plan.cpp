@@ -12,6 +12,7 @@
 #include "checkpoint/param_slices.h"
 #include "checkpoint/shard.h"
 #include "comm/gpu_transport.h"
+#include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "offload/make.h"
 #include "optim/make.h"
@@ -54,10 +55,21 @@ void add_snapshot(RunPlan& plan, train::Trainer& trainer, const Machine& machine
   if (!machine.gpu) plan.total += bytes;
 }
 
+/// Returns the number of micro-batches of a step. On an unknown number of ranks there is one replica.
+int64_t micro_batches(const config::Config& config) {
+  return config.train.global_batch / (config.train.micro_batch * std::max<int64_t>(1, config.parallel.data));
+}
+
 /// Returns the smallest change to the micro-batch and recomputation that makes the run fit; empty: there is none.
 std::string working_change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
-  const auto fits = [&](const config::Config& changed) {
-    return plan_run(changed, vocab, machine, true).total <= machine.memory_limit;
+  const auto fits = [&](const config::Config& given) {
+    config::Config changed = given;
+    if (!config::is_given(changed, "parallel.stage_layers")) changed.parallel.stage_layers.clear();
+    config::choose_stage_layers(changed, vocab);
+    const std::vector<RunPlan> plans = config.parallel.stages > 1
+                                           ? plan_stages(changed, vocab, machine)
+                                           : std::vector<RunPlan>{plan_run(changed, vocab, machine, true)};
+    return std::ranges::all_of(plans, [&](const RunPlan& plan) { return plan.total <= machine.memory_limit; });
   };
   config::Config changed = config;
   for (int64_t micro = config.train.micro_batch; micro >= 1; --micro) {
@@ -223,9 +235,21 @@ std::string update_text(const train::UpdateCost& update, double seconds) {
   return text;
 }
 
-std::string stages_text(const config::Config& config, int64_t vocab) {
+Machine on_stage(Machine machine, const config::Config& config, int64_t stage) {
+  machine.rank = static_cast<int>(stage * machine.ranks / config.parallel.stages);  // ranks of a stage are consecutive
+  return machine;
+}
+
+std::vector<RunPlan> plan_stages(const config::Config& config, int64_t vocab, const Machine& machine) {
+  std::vector<RunPlan> plans;
+  for (int64_t stage = 0; stage < config.parallel.stages; ++stage)
+    plans.push_back(plan_run(config, vocab, on_stage(machine, config, stage), true));
+  return plans;
+}
+
+double bubble_by_flops(const config::Config& config, int64_t vocab) {
   const sharding::Stages stages = config::sharding_of(config).stages;
-  if (stages.count == 1) return {};
+  if (stages.count == 1) return kUnknown;
   std::vector<double> forward, backward, weights;  // by chunk
   int64_t layer = 0;
   for (const int64_t layers : stages.layers) {
@@ -241,8 +265,6 @@ std::string stages_text(const config::Config& config, int64_t vocab) {
       forward.back() += 2.0 * static_cast<double>(vocab * config.model.d_model);
     backward.push_back(2 * forward.back() + again - weights.back());
   }
-  const int64_t micro_batches =
-      config.train.global_batch / (config.train.micro_batch * std::max<int64_t>(1, config.parallel.data));
   double work = 0;
   const auto seconds = [&](const sharding::Action& action) {
     const auto chunk = static_cast<size_t>(action.chunk);
@@ -252,12 +274,34 @@ std::string stages_text(const config::Config& config, int64_t vocab) {
     work += own;
     return own;
   };
-  const std::vector<double> ends = simulate(lists_of(stages, micro_batches), stages, seconds);
-  const double idle = 1 - work / (std::ranges::max(ends) * static_cast<double>(stages.count));
+  const std::vector<double> ends = simulate(lists_of(stages, micro_batches(config)), stages, seconds);
+  return 1 - work / (std::ranges::max(ends) * static_cast<double>(stages.count));
+}
+
+std::vector<std::string> stage_lines(const config::Config& config, const RunPlan& plan) {
+  const config::Parallel& p = config.parallel;
+  if (p.stages == 1) return {};
+  const auto most = std::ranges::max_element(plan.stage_totals);
+  std::vector<std::string> others;
+  for (auto total = plan.stage_totals.begin(); total != plan.stage_totals.end(); ++total)
+    if (total != most) others.push_back(format_bytes(static_cast<double>(*total)));
+  return {format("layout     {}: {}", config::layout_text(config),
+                 counted(config::ranks_of_replica(config) * std::max<int64_t>(1, p.data), "rank")),
+          format("stages     layers {}, head on the last; {} micro-batches per step, bubble {} predicted{}",
+                 fmt::join(p.stage_layers, " "), micro_batches(config), format_percent(plan.bubble),
+                 std::isfinite(plan.step_seconds) ? "" : " by FLOPs"),
+          format("memory     per rank {} on stage {} (most), {} on the {}", format_bytes(static_cast<double>(*most)),
+                 most - plan.stage_totals.begin(), fmt::join(others, ", "), others.size() == 1 ? "other" : "others")};
+}
+
+std::string few_micro_batches_text(const config::Config& config, const RunPlan& plan) {
+  const int64_t stages = config.parallel.stages, count = micro_batches(config);
+  if (count >= 2 * (stages - 1)) return {};
   return format(
-      "layers {} on {} stages{}{}, head on the last; {} micro-batches per step; {} of the time idle, by FLOPs",
-      fmt::join(stages.layers, " "), stages.count, stages.chunks == 1 ? "" : format(" of {} chunks", stages.chunks),
-      stages.schedule == sharding::PipelineSchedule::zb_h1 ? " (zb-h1)" : "", micro_batches, format_percent(idle));
+      "parallel.stages = {} with {} micro-batch{} per step: {} of the time is bubble; raise train.global_batch or "
+      "lower "
+      "train.micro_batch",
+      stages, count, count == 1 ? "" : "es", format_percent(plan.bubble));
 }
 
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "config/flops.h"
@@ -52,6 +53,8 @@ struct RunPlan {
   double step_seconds = kUnknown, wait_seconds = kUnknown;  // per step, predicted from hardware.profile
   double update_seconds = kUnknown;                         // the part of step_seconds in which the update computes
   std::string predicted_by;                                 // the profile, and the device that it describes
+  std::vector<int64_t> stage_totals;                        // with several stages: of each, `total` of its first rank
+  double bubble = kUnknown;  // and the share of a step in which ranks wait for other stages, on average
 };
 /// `recorders` receive training's programs, from which their time is predicted (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
@@ -67,9 +70,17 @@ int64_t fewest_recomputed_layers(config::Config config, int64_t least, int64_t m
                                  const std::function<bool(const config::Config&)>& fits);
 /// Returns "6.54G FLOPs in GEMMs, 52.1 MiB of memory traffic and 3.1 MiB sent per rank, 12.3 ms predicted".
 std::string update_text(const train::UpdateCost& update, double seconds);
-/// Returns "layers 12 13 13 10 on 4 stages, head on the last; 16 micro-batches per step; 16.4 % of the time idle, by
-/// FLOPs"; empty if there is one stage. parallel.stage_layers must be chosen.
-std::string stages_text(const config::Config& config, int64_t vocab);
+/// Returns the machine as a stage's first rank sees it.
+Machine on_stage(Machine machine, const config::Config& config, int64_t stage);
+/// Returns the plans of training on the first rank of each stage.
+std::vector<RunPlan> plan_stages(const config::Config& config, int64_t vocab, const Machine& machine);
+/// Returns `bubble` of a step in which each pass takes as long as its FLOPs, hidden messages and an instant update;
+/// NaN if there is one stage. parallel.stage_layers must be chosen.
+double bubble_by_flops(const config::Config& config, int64_t vocab);
+/// Returns lines on the layout, the layers and the memory of several stages; empty if there is one.
+std::vector<std::string> stage_lines(const config::Config& config, const RunPlan& plan);
+/// Returns a warning if there are so few micro-batches per step that a third of it or more is bubble; else nothing.
+std::string few_micro_batches_text(const config::Config& config, const RunPlan& plan);
 /// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
 /// Throws Code::plan if the plan exceeds the limit, naming the largest category and a remedy: what `advice` returns,

@@ -71,6 +71,14 @@ List merged(const List& passes, const Stages& p) {
   return list;
 }
 
+std::string passes_of(const Action& action) {
+  std::string text;
+  if (action.has(kForward)) text += 'F';
+  if (action.has(kBackward)) text += 'B';
+  if (action.has(kWeights)) text += 'W';
+  return text;
+}
+
 /// Returns the index of the link on which a message travels: those of x and of dx of each stage.
 size_t link_of(const Message& message, const Stages& p) {
   return static_cast<size_t>(message.from % p.count * 2 + (message.to < message.from));
@@ -120,12 +128,10 @@ void check_stage(const List& list, const Stages& p, int64_t micro_batches, int64
 
 }  // namespace
 
-std::string text_of(const Action& action) {
-  std::string text;
-  if (action.has(kForward)) text += 'F';
-  if (action.has(kBackward)) text += 'B';
-  if (action.has(kWeights)) text += 'W';
-  return format("{} {}", text, action.chunk);
+std::string text_of(const Action& action) { return format("{} {}", passes_of(action), action.chunk); }
+
+std::string title_of(const Action& action, const Stages& p) {
+  return format("{} {}{}", passes_of(action), action.micro, p.chunks == 1 ? "" : format(".{}", action.chunk));
 }
 
 ActionLists lists_of(const Stages& p, int64_t micro_batches) {

@@ -26,6 +26,8 @@ struct Action {
 using ActionLists = std::vector<std::vector<Action>>;  // by stage
 /// Returns the passes and the chunk: "F 0", "FB 1".
 std::string text_of(const Action& action);
+/// Returns the passes and the micro-batch, with several chunks per stage also the chunk: "F 3", "F 3.1".
+std::string title_of(const Action& action, const Stages& stages);
 
 /// Returns the lists of a step. One stage runs forward and backward pass of each micro-batch together. With several
 /// chunks per stage, the micro-batches must be a multiple of the stages, and the schedule 1f1b.

@@ -16,7 +16,7 @@ struct Span {
   enum class Kind : uint8_t { compute, input, host_link, axis };
 
   Kind kind = Kind::compute;
-  std::string_view name = {};  // must have static storage duration
+  std::string_view name = {};  // must live as long as the trace
   Interval time = {};
   int64_t number = -1;  // number of the step or layer; -1: none
   uint32_t axes = 0;    // axes of a collective, as bits; kind compute: of the collective waited for

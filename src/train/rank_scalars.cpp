@@ -36,7 +36,10 @@ void RankScalars::run(Exec& ex, mesh::AxisSet axes, int64_t values, std::optiona
   (how ? ranks.all_reduce(ex, scalars, *how) : ranks.broadcast(ex, scalars, root)).join(ex);
 }
 
-void RankScalars::sum_over_rows(std::span<double> values) { exchange(row_axes(), values, comm::Reduce::sum); }
+int RankScalars::sum_over_rows(std::span<double> values) {
+  exchange(row_axes(), values, comm::Reduce::sum);
+  return mesh_.shape().group_size(row_axes());
+}
 
 void RankScalars::max_over_ranks(std::span<double> values) { exchange(mesh_.shape().all(), values, comm::Reduce::max); }
 

@@ -28,8 +28,9 @@ class RankScalars {
   // The following functions are collective and take at most kMost values unless stated. On a GPU the host waits for the
   // result.
   static constexpr int64_t kMost = 16;
-  /// values ← Σ over the ranks, of all replicas, that have the losses of different rows; added in rank order.
-  void sum_over_rows(std::span<double> values);
+  /// values ← Σ over the ranks, of all replicas, that have the losses of different rows; added in rank order. Returns
+  /// the number of these ranks.
+  int sum_over_rows(std::span<double> values);
   /// values ← the maximum over all ranks, element by element.
   void max_over_ranks(std::span<double> values);
   /// True if `flag` is true on any rank.

@@ -36,6 +36,12 @@ class Trainer::PhaseClock {
     if (trace_ != nullptr) trace_->add({.name = name_of(phase), .time = {last_, now}});
     last_ = now;
   }
+  /// Returns the time of the last call.
+  double last() const { return last_; }
+  /// Adds the phases since `begin` to the trace as one activity; `title` must live as long as the trace.
+  void name(std::string_view title, double begin) {
+    if (trace_ != nullptr) trace_->add({.name = title, .time = {begin, last_}});
+  }
 
  private:
   device::Device& device_;
@@ -122,7 +128,7 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   std::array<double, RankScalars::kMost> all_sums{};
-  const std::span sums = std::span(all_sums).first(terms_.size());
+  const std::span sums = std::span(all_sums).first(terms_.size() + has_stages());  // with stages, also of busy seconds
   VisiblePairs pairs;
   TRAINER_CHECK(has_stages() ? work.micro_batches == accumulation() : work.micro_batches <= accumulation(),
                 "planned for {} micro-batches per step, not {}", accumulation(), work.micro_batches);
@@ -141,6 +147,8 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   };
   for (int64_t micro = 0; has_stages() && micro < work.micro_batches; ++micro) load_one(micro);
   links_.begin_list(actions_);
+  double begin = now_seconds();
+  const double waited = seconds_waited();
   for (size_t a = 0; a < (has_stages() ? actions_.size() : static_cast<size_t>(work.micro_batches)); ++a) {
     const int64_t micro = actions_[a].micro;
     if (stop && (a == 0 || !has_stages()) && scalars_->is_true_on_any_rank(stop())) {
@@ -148,7 +156,9 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
       outcome.interrupted = true;
       return;
     }
+    if (a == 0) begin = now_seconds();  // on all ranks at about the same time
     if (!has_stages()) load_one(micro);
+    const double begin_action = clock.last();
     links_.begin(ex, a);
     run(ex, {a, sharding::kind_of(actions_[a], work.micro_batches)}, loaded_[static_cast<size_t>(memory_of(micro))],
         clock);
@@ -156,14 +166,25 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
       draw_ahead(first_sample(work, micro + 1), batches);
       add_losses(micro);
     }
-    clock.charge(&PhaseMs::backward);
+    clock.charge(actions_[a].has(sharding::kBackward) ? &PhaseMs::backward : &PhaseMs::forward);
+    if (has_stages()) clock.name(titles_[a], begin_action);
   }
   links_.end_list(ex);
+  if (has_stages()) sums.back() = now_seconds() - begin - (seconds_waited() - waited);
   for (int64_t micro = 0; has_stages() && micro < work.micro_batches; ++micro) add_losses(micro);
-  scalars_->sum_over_rows(sums);
+  const int ranks = scalars_->sum_over_rows(sums);
+  if (has_stages() && device_.kind() == device::DeviceKind::cpu)
+    outcome.bubble = now_seconds() - begin - sums.back() / ranks;
   for (size_t t = 0; t < terms_.size(); ++t) outcome.*terms_[t] = sums[t] / static_cast<double>(tokens);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
+}
+
+double Trainer::seconds_waited() const {
+  double seconds = 0;
+  for (const auto& [key, count] : meter_.comm())
+    if (key.op == CommOp::send && key.axes == sharding_.stage_axis()) seconds += count.wait_seconds;
+  return seconds;
 }
 
 void Trainer::update(const StepWork& work, Outcome& outcome, PhaseClock& clock) {
@@ -308,8 +329,10 @@ void Trainer::plan_training(const ProgramRecorders& recorders) {
   const int64_t micro_batches = accumulation(), stages = sharding_.stages.count, first = actions_.front().chunk;
   const parallel::Batch batch = training_batch(0);
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  for (const sharding::Action& action : actions_)
+  for (const sharding::Action& action : actions_) {
     programs_.push_back(stages == 1 ? "train" : sharding::text_of(action));
+    if (stages > 1) titles_.push_back(sharding::title_of(action, sharding_.stages));
+  }
   // The order of gathers is the same in all actions of a program.
   for (const model::Chunk& chunk : model_->chunks()) {
     const int64_t of_chunk = first + std::ssize(saved_) * stages;
@@ -360,14 +383,15 @@ void Trainer::plan_training(const ProgramRecorders& recorders) {
     }
     (last ? last_communicates : communicates) |= !meter.comm().empty();
   };
-  // In the order of the last actions, so that the last program recorded is the one that the update follows.
+  // In the order of the last actions.
   const auto record_chunks = [&](int64_t micro, int64_t count) {
     for (size_t i = saved_.size(); i-- > 0;) record(micro, first + static_cast<int64_t>(i) * stages, count);
   };
   if (micro_batches > 1) record_chunks(0, 1);
   if (micro_batches > 2) record_chunks(1, micro_batches - 2);
   record_chunks(micro_batches - 1, 1);
-  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_loss(apart, std::ssize(terms_)); });
+  if (recorders) meter_.recorder = recorders({.last = true}, 1);
+  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_loss(apart, std::ssize(terms_) + has_stages()); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
   const optim::Update update = optim::make_update(rules_, /*lr=*/0, /*t=*/1, /*gradient_scale=*/1);

@@ -36,7 +36,7 @@ struct StepWork {
 using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, data::TokenBatch& out)>;
 
 /// Returns what receives the operations of actions of a kind, on a dry device; a step runs `count` of them. The last
-/// call of a step is for the program that includes the update.
+/// call of a step, for an action without passes, is for what follows the last action: reductions, norm and update.
 using ProgramRecorders = std::function<Recorder*(const sharding::ActionKind& kind, int64_t count)>;
 
 /// The work of an update on one rank: FLOPs of GEMMs, bytes of memory traffic, and bytes sent to other ranks.
@@ -72,6 +72,9 @@ class Trainer : public ModelRunner {
     std::optional<Spike> spike;
     bool interrupted = false;
     double visible_share = 1;  // visible share of the causal pairs of query and key in this replica's sequences
+    /// Mean over the ranks of the seconds in which a rank waits for other stages: for messages, and after its list for
+    /// the stage that ends last. NaN with one stage, and on GPUs, where the host does not wait.
+    double bubble = kUnknown;
     PhaseMs phase_ms;
   };
   Outcome step(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop = {});
@@ -122,6 +125,8 @@ class Trainer : public ModelRunner {
   /// Copies this rank's micro-batch to the device. `tokens` tokens of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
   bool has_stages() const { return sharding_.stages.count > 1; }
+  /// Returns the seconds that the meter counted in which messages of other stages were waited for.
+  double seconds_waited() const;
   /// Returns the number of a micro-batch's memory: with several stages, each has its own.
   int64_t memory_of(int64_t micro) const { return has_stages() ? micro : 0; }
   /// Returns the batch of a pass, as load() copies it.
@@ -157,6 +162,7 @@ class Trainer : public ModelRunner {
   /// of them. By action, the programs and the frames in the arena.
   std::vector<sharding::Action> actions_;
   std::vector<std::string> programs_;
+  std::vector<std::string> titles_;  // in a trace, by action: "F 3", with chunks "F 3.1"; empty if there is one stage
   sharding::Frames frames_;
   std::vector<parallel::Batch> loaded_;  // the step's, by memory_of()
   Buffer order_;                         // on the device: the order in which the embedding's backward pass sums rows

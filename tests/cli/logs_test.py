@@ -3,6 +3,7 @@
 import collections
 import json
 import struct
+import time
 import unittest
 
 import rig
@@ -279,6 +280,51 @@ class Logs(rig.Runs):
         self.train("log.tensorboard=true", "log.trace=[2, 4]")
         self.train("run.dir=plain")
         self.assertEqual(self.losses(), self.losses("plain"))
+
+    # --- stages
+
+    STAGES = ("parallel.stages=2", "parallel.transport=threads", "run.threads=1", "train.global_batch=8", "train.micro_batch=1",
+              "model.tie_embeddings=false", "log.report=true")
+
+    def test_stages_are_in_all_logs(self):
+        said = self.train(*self.STAGES, "log.trace=[3, 4]", "parallel.chunks=2", "model.n_layer=4")
+        for part in ("layout     2 stages (1f1b, 2 chunks), tensor 1, data 1: 2 ranks",
+                     "; 8 micro-batches per step, bubble ", " predicted by FLOPs", " (most), ", "bubble      "):
+            self.assertIn(part, said)
+        start, end = self.events("start")[0], self.events("end")[-1]
+        self.assertEqual([line.split()[0] for line in start["stages"]], ["layout", "stages", "memory"])
+        self.assertGreater(start["predicted"]["bubble"], 0.5 / 8.5 * 0.99)  # that of equal stages, the least
+        for step in self.events("step"):
+            self.assertGreater(step["bubble"], 0)
+            self.assertLess(step["bubble"], 1)
+            self.assertEqual(set(step["comm_bytes"]["stage"]), {"send"})
+        self.assertEqual(end["measured"]["comm_bytes"], end["predicted"]["comm_bytes"])
+        self.assertGreater(end["measured"]["bubble"], 0)
+        tracks = self.trace()
+        for rank in (0, 1):
+            self.check_steps(tracks, rank, 3, 4)
+            self.assertGreater(len(tracks[rank, "axis stage"]), 0)
+            names = [span[2] for span in tracks[rank, "compute"]]
+            for action in (("F 7.0", "B 7.0", "F 7.2", "B 7.2"), ("F 7.1", "B 7.1", "FB 7.3"))[rank]:
+                self.assertEqual(names.count(action), 2, action)
+        report = json.loads((self.folder / "run" / "report.json").read_text())
+        self.assertEqual(report["predicted_bubble"], start["predicted"]["bubble"])
+        page = (self.folder / "run" / "report.html").read_text()
+        for part in ("<pre>layout     2 stages", ">bubble</th>", "stage send"):
+            self.assertIn(part, page)
+
+    def test_few_micro_batches_are_warned_of(self):
+        said = self.train(*self.STAGES, "parallel.stages=4", "train.global_batch=4", "model.n_layer=4", max_steps=1)
+        self.assertIn("parallel.stages = 4 with 4 micro-batches per step: ", said)
+        self.assertIn("of the time is bubble; raise train.global_batch or lower train.micro_batch", said)
+        self.assertNotIn("of the time is bubble", self.train(*self.STAGES, "run.dir=more", max_steps=1))
+
+    def test_many_stages_are_planned_in_seconds(self):
+        begin = time.monotonic()
+        sets = ("parallel.stages=64", "model.n_layer=64", "train.global_batch=256", "parallel.transport=threads")
+        said = self.trainer("train", "--dry-run", *self.train_args(sets, {}), stdout=True)
+        self.assertIn("layout     64 stages (1f1b), tensor 1, data 1: 64 ranks", said)
+        self.assertLess(time.monotonic() - begin, 10)  # 2 s on an idle machine
 
 
 if __name__ == "__main__":

@@ -35,10 +35,11 @@ std::map<std::string, int64_t> elements(const Config& config, int ranks) {
   machine.ranks = ranks;
   const StepProgram step = record_step(config, 384, machine);
   std::map<std::string, int64_t> sums;
-  for (const Event& event : step.parts.back().program)
-    if (event.kind == Event::Kind::start && !is_scalar_exchange(event))
-      sums[step.mesh.name_of(event.key.axes)] +=
-          event.wire_bytes / size_of(event.key.dtype) * (ranks / step.mesh.group_size(event.key.axes));
+  for (const StepProgram::Part& part : step.parts)
+    for (const Event& event : part.program)
+      if (event.kind == Event::Kind::start && !is_scalar_exchange(event))
+        sums[step.mesh.name_of(event.key.axes)] +=
+            event.wire_bytes / size_of(event.key.dtype) * (ranks / step.mesh.group_size(event.key.axes));
   return sums;
 }
 
