@@ -183,8 +183,9 @@ int report(const std::exception_ptr& exception, int rank) {
     text = code == Code::plan ? no_more_threads("this run", refused).what() : error.what();
   }
   if (code == Code::internal) text = "internal error (a bug, please report it): " + text;
-  const std::string here = format("rank {}: ", rank);  // messages of time-outs already begin with it
-  const std::string who = rank > 0 && !text.starts_with(here) ? format("trainer: rank {}", rank) : "trainer";
+  const std::string here = format("rank {}", rank);  // messages of time-outs already begin with it
+  const bool named = text.starts_with(here + ":") || text.starts_with(here + " ");
+  const std::string who = rank > 0 && !named ? "trainer: " + here : "trainer";
   if (!reported || code == Code::internal)
     std::fprintf(stderr, "%s: %s\n", who.c_str(), report::printable(text).c_str());
   return exit_status(code);

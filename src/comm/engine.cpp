@@ -75,9 +75,9 @@ void Engine::configure(const WorldOptions& options) {
   run_on_progress_thread([&] { options_ = options; });
 }
 
-void Engine::set_names(std::vector<std::string> names) {
+void Engine::set_places(std::vector<std::string> places) {
   const std::lock_guard lock(mutex_);
-  names_ = std::move(names);
+  places_ = std::move(places);
 }
 
 Engine::Channel& Engine::channel(const Group& group, Purpose purpose) {

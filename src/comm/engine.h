@@ -38,8 +38,10 @@ class Engine {
   int size() const { return transport_->size(); }
   /// Must be called before any channel except the control channel is created.
   void configure(const WorldOptions& options);
-  /// Sets the names of ranks in messages: "rank 3 (host a, process 4711)".
-  void set_names(std::vector<std::string> names);
+  /// Sets where ranks are, for messages: "host a, process 4711".
+  void set_places(std::vector<std::string> places);
+  /// Implements comm::name_stages().
+  void name_stages(int stages) { stages_.store(stages, std::memory_order_relaxed); }
 
   /// The queue of a group's operations for one purpose. Members and purpose are the same on all ranks of the group.
   struct Channel;
@@ -112,7 +114,9 @@ class Engine {
   bool may_wait_longer(double now);
   /// Returns this rank's value for ControlMessage::waits.
   double waits_since(double now) const;
-  /// "rank 1 has been waiting for rank 0 for 3 s in send along stage (operation 2 of link 1)"
+  /// "rank 1 (stage 1, host a)", without stages and place "rank 1"
+  std::string name_of_rank(int rank, std::string place = {}) const;
+  /// "rank 1 (stage 1) has been waiting for rank 0 (stage 0) for 3 s in send along stage (operation 2 of link 1)"
   std::string describe_wait(double now) const;
   std::string describe_missing();
   bool receive_control_messages();
@@ -131,6 +135,7 @@ class Engine {
   WorldOptions options_;  // changed only by configure(), on the progress thread
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> watched_{0};  // watched operations that have not ended
+  std::atomic<int> stages_{1};       // pipeline stages, blocks of consecutive ranks
 
   std::mutex mutex_;  // guards the members from here to "End of the members"
   std::condition_variable answered_;
@@ -143,7 +148,7 @@ class Engine {
   bool in_barrier_ = false, barrier_done_ = false, ending_ = false, opened_ = false;
   std::exception_ptr open_error_;
   std::optional<Error> failure_;
-  std::vector<std::string> names_;
+  std::vector<std::string> places_;
   // End of the members guarded by the mutex.
 
   // Used only by the progress thread.

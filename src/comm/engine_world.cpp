@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "comm/stage_names.h"
 #include "device/pages.h"
 #include "tensor/buffer.h"
 
@@ -74,6 +75,10 @@ EngineWorld::~EngineWorld() {
 void EngineWorld::configure(const WorldOptions& options) {
   engine_->configure(options);
   if (exit_timeout_ > 0) exit_timeout_ = options.timeout_s;
+}
+
+void name_stages(World& world, int64_t stages) {
+  if (auto* of_engine = dynamic_cast<EngineWorld*>(&world)) of_engine->engine().name_stages(static_cast<int>(stages));
 }
 
 std::unique_ptr<Communicator> EngineWorld::communicator(device::Device& device, Group group, Purpose purpose) {

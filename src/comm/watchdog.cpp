@@ -48,7 +48,7 @@ void Engine::check() {
 }
 
 void Engine::fail(Code code, const std::string& why) noexcept try {
-  fail(Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank));
+  fail(Error(code, format("{} stopped: {}", name_of_rank(rank()), why)).on(Scope::another_rank));
 } catch (...) {  // for example out of memory: the other ranks then fail at the timeout
 }
 
@@ -138,9 +138,9 @@ void Engine::conclude_probe(double now) {
     return;
   }
   fail_here(
-      Error(Code::comm, format("rank {}: {} along {} (operation {} of channel {}) did not complete within {:.3g} s: {}",
-                               rank(), name_of(operation.collective.op), channel.group.name, operation.number,
-                               name_of(channel.purpose), options_.timeout_s, describe_missing())),
+      Error(Code::comm, format("{}: {} along {} (operation {} of channel {}) did not complete within {:.3g} s: {}",
+                               name_of_rank(rank()), name_of(operation.collective.op), channel.group.name,
+                               operation.number, name_of(channel.purpose), options_.timeout_s, describe_missing())),
       true);
 }
 
@@ -187,14 +187,21 @@ double Engine::waits_since(double now) const {
   return longest;
 }
 
+std::string Engine::name_of_rank(int rank, std::string place) const {
+  if (const int stages = stages_.load(std::memory_order_relaxed); stages > 1)
+    place = format("stage {}{}{}", rank * stages / size(), place.empty() ? "" : ", ", place);
+  return place.empty() ? format("rank {}", rank) : format("rank {} ({})", rank, place);
+}
+
 std::string Engine::describe_wait(double now) const {
   const Channel& channel = *probe_.channel;
   const Group& group = channel.group;
   const double seconds = now - channel.first->started;
-  if (group.link == 0) return format("rank {} has been waiting for other ranks for {:.3g} s", rank(), seconds);
-  return format("rank {} has been waiting for rank {} for {:.3g} s in send along {} (operation {} of link {})", rank(),
-                group.members[static_cast<size_t>(1 - group.index)], seconds, group.name, channel.first->number,
-                group.link);
+  const std::string own = name_of_rank(rank());
+  if (group.link == 0) return format("{} has been waiting for other ranks for {:.3g} s", own, seconds);
+  return format("{} has been waiting for {} for {:.3g} s in send along {} (operation {} of link {})", own,
+                name_of_rank(group.members[static_cast<size_t>(1 - group.index)]), seconds, group.name,
+                channel.first->number, group.link);
 }
 
 std::string Engine::describe_missing() {
@@ -202,7 +209,7 @@ std::string Engine::describe_missing() {
   std::vector<std::string> missing;
   for (size_t place = 0; place < probe_.answers.size(); ++place) {
     const size_t member = static_cast<size_t>(probe_.channel->group.members[place]);
-    const std::string name = member < names_.size() ? names_[member] : format("rank {}", member);
+    const std::string name = name_of_rank(static_cast<int>(member), member < places_.size() ? places_[member] : "");
     const int64_t answer = probe_.answers[place];
     if (answer < 0) {
       missing.push_back(format("{} does not respond: it has stopped, died or become unreachable", name));

@@ -8,6 +8,7 @@
 #include "checkpoint/run_lock.h"
 #include "comm/agreement.h"
 #include "comm/gpu_transport.h"
+#include "comm/stage_names.h"
 #include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/load.h"
@@ -178,6 +179,7 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
     plan_only(world, config, machine, plan_text);
     return 0;
   }
+  comm::name_stages(world, config.parallel.stages);
   setup::require_one_compute(world, machine);
   if (const std::unique_ptr<optim::Rule> rule = optim::named_rule(config); rule->needs_same_kernels())
     setup::warn_of_different_kernels(world, machine, rule->name());

@@ -6,8 +6,8 @@
 #include "base/philox.h"
 #include "base/units.h"
 #include "comm/agreement.h"
+#include "comm/stage_names.h"
 #include "config/layout_choices.h"
-#include "config/mistakes.h"
 #include "config/validate.h"
 #include "data/source.h"
 #include "run/planning.h"
@@ -56,6 +56,7 @@ Context::Context(comm::World& on_world, const config::Config& run, const Options
                      const uint64_t at = (static_cast<uint64_t>(rank) << 40) + draws->fetch_add(1);
                      return longest * static_cast<double>(philox_at(philox_key(1, "delay"), at) % 1024) / 1024;
                    }});
+  comm::name_stages(world, run.parallel.stages);
   machine = setup::choose_machine(run, world);
   setup::require_one_compute(world, machine);
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);

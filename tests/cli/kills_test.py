@@ -19,13 +19,14 @@ STEPS = 40
 
 
 class Kills(rig.Runs):
-    # Number of ranks, and their transport.
+    # Number of ranks, and their transport. Four processes are two stages, other ranks of different replicas.
     LAYOUTS = [(1, "self"), (2, "threads"), (2, "mpi"), (4, "threads"), (4, "mpi")]
 
     def sets(self, ranks, transport):
-        tensor = 2 if ranks == 4 else 1
+        tensor, stages = 2 if ranks == 4 else 1, 2 if (ranks, transport) == (4, "mpi") else 1
         sets = [f"train.steps={STEPS}", "train.eval_interval=7", "checkpoint.interval=1", "checkpoint.keep=3",
-                "log.progress=off", "run.threads=1", f"parallel.tensor={tensor}", f"parallel.data={ranks // tensor}"]
+                "log.progress=off", "run.threads=1", f"parallel.tensor={tensor}", f"parallel.stages={stages}",
+                f"parallel.data={ranks // tensor // stages}"]
         return sets + (["parallel.transport=threads"] if transport == "threads" else [])
 
     def use(self, ranks, transport):

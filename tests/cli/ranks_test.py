@@ -104,16 +104,17 @@ class Ranks(rig.Runs):
         self.assert_whole(*self.step_folders())
 
     def test_a_rank_that_stops_answering_is_named_and_the_other_ranks_stop(self):
-        self.launcher = [*rig.MPIRUN, "-np", "3"]
-        process = self.start_train("parallel.data=3", "train.global_batch=12", "train.steps=100000", "run.threads=1",
-                                   "parallel.timeout=2", "checkpoint.interval=5")
-        self.wait_until(lambda: self.last_step() >= 7, process, "seven steps")
-        os.kill(self.process_of(process.pid, rank=1), signal.SIGSTOP)
-        stderr = self.ended(process, LOST_PEER)
-        self.assertRegex(stderr, r"rank 1 \(host .*, process \d+\)")
-        self.assertNotRegex(stderr, r"(rank \d+: )\1")
-        self.launcher = []
-        self.assert_whole(*self.step_folders())
+        for layout, name in (("data", ""), ("stages", "stage 1, ")):
+            self.launcher = [*rig.MPIRUN, "-np", "3"]
+            process = self.start_train(f"parallel.{layout}=3", "train.global_batch=12", "train.steps=100000", "run.threads=1",
+                                       "parallel.timeout=2", "checkpoint.interval=5", f"run.dir={layout}")
+            self.wait_until(lambda: self.last_step(layout) >= 7, process, "seven steps")
+            os.kill(self.process_of(process.pid, rank=1), signal.SIGSTOP)
+            stderr = self.ended(process, LOST_PEER)
+            self.assertRegex(stderr, rf"rank 1 \({name}host .*, process \d+\)")
+            self.assertNotRegex(stderr, r"(rank \d+): \1")
+            self.launcher = []
+            self.assert_whole(*self.step_folders(layout))
 
     def test_a_rank_that_is_killed_is_named_and_the_other_ranks_stop(self):
         """mpirun ends the other ranks and returns the signal; with --enable-recovery they exit with their own

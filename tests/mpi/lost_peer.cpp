@@ -1,25 +1,77 @@
-// A program for lost_peer_test.py whose ranks all-reduce forever, or send around a ring. Each rank prints its number,
-// how far it is, the error that ends it, and its status.
+// A program for lost_peer_test.py whose ranks all-reduce forever, send around a ring, or run the lists of pipeline
+// stages. Each rank prints its number, how far it is, the error that ends it, and its status. RANK sends SIGNAL to
+// itself before that action of its list.
 //
-//   mpi_lost_peer [TIMEOUT] [all_reduce|send] [ELEMENTS]
+//   mpi_lost_peer [TIMEOUT] [all_reduce|send|stages] [ELEMENTS] [RANK ACTION SIGNAL]
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "comm/world.h"
+#include "comm/stage_names.h"
+#include "train/links.h"
 
 using namespace trainer;
 
+namespace {
+
+/// A rank's list of two micro-batches, one rank per stage, with messages of this number of elements.
+class Stage {
+ public:
+  Stage(comm::World& world, device::Device& device, int64_t elements)
+      : stages_{.count = world.size(), .layers = std::vector<int64_t>(static_cast<size_t>(world.size()), 1)},
+        sharding_(sharding::on_mesh(
+            add_stages({.axes = {{"data", 1}, {"tensor", 1}}, .layers = {{.count = world.size()}}}, stages_), 1)),
+        mesh_(world, device, parallel::mesh_shape(sharding_)),
+        store_(device, DType::f32, &mesh_),
+        strategy_(mesh_, store_, sharding_),
+        links_(device, mesh_, sharding_, strategy_, {1}, elements, DType::f32),
+        list_(lists_of(stages_, 2)[static_cast<size_t>(world.rank())]),
+        width_(elements) {}
+
+  /// Runs the list; `signal` is sent before action `lost`.
+  void run(Exec& ex, size_t lost, int signal) {
+    links_.begin_list(list_);
+    for (size_t a = 0; a < list_.size(); ++a) {
+      if (a == lost) {
+        std::printf("rank %d is lost\n", mesh_.rank());
+        std::fflush(stdout);
+        std::raise(signal);
+      }
+      links_.begin(ex, a);
+      links_.take(ex, list_[a]).reset();
+      Scratch x;
+      if (sent_by(list_[a], stages_)) x = ex.take("x", {1, width_}, DType::f32);
+      links_.send(ex, list_[a], std::move(x));
+    }
+    links_.end_list(ex);
+  }
+
+ private:
+  sharding::Stages stages_;
+  sharding::ModelSharding sharding_;
+  mesh::Mesh mesh_;
+  params::ParamStore store_;
+  parallel::Strategy strategy_;
+  train::StageLinks links_;
+  std::vector<sharding::Action> list_;
+  int64_t width_;
+};
+
+}  // namespace
+
 int main(int argc, char** argv) {
   const double timeout = argc > 1 ? std::atof(argv[1]) : 3;
-  const bool sends = argc > 2 && std::string_view(argv[2]) == "send";
+  const std::string_view operation = argc > 2 ? argv[2] : "all_reduce";
   const int64_t elements = argc > 3 ? std::atoll(argv[3]) : 100000;
   const std::unique_ptr<comm::World> world = comm::mpi_world({.timeout_s = timeout});
   const int rank = world->rank();
+  const bool loses = argc > 6 && std::atoi(argv[4]) == rank;
   int status = 0;
   try {
     device::CpuDevice device(1);
@@ -41,9 +93,17 @@ int main(int argc, char** argv) {
                                  comm::Purpose::critical);
     };
     const auto out = link_from(rank), in = link_from((rank + world->size() - 1) % world->size());
+    std::optional<Stage> stage;
+    if (operation == "stages") {
+      comm::name_stages(*world, world->size());
+      stage.emplace(*world, device, elements);
+    }
     Scratch x = ex.take("x", {elements}, DType::f32), y = ex.take("y", {elements}, DType::f32);
     for (int64_t step = 0;; ++step) {
-      if (sends) {
+      if (stage) {
+        stage->run(ex, loses && step == 20 ? std::strtoul(argv[5], nullptr, 10) : ~size_t{0},
+                   loses ? std::atoi(argv[6]) : 0);
+      } else if (operation == "send") {
         comm::Ticket receive = in->send(ex, y);
         out->send(ex, x).join(ex);
         receive.join(ex);

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A rank is stopped or killed in the middle of all-reduces, or of messages around a ring: every other rank reports it in
-time and exits with status 7, also if the rank returns while they end. A suspended job continues, although its ranks do
-so one after another.
+"""A rank is stopped or killed in the middle of all-reduces, of messages around a ring, or of the list of a pipeline stage
+(every_action: before each action of each list): every other rank reports it in time and exits with status 7, also if
+the rank returns while they end. A suspended job continues, although its ranks do so one after another.
 
-usage: lost_peer_test.py PROGRAM RANKS stop|kill|return|suspend all_reduce|send MPIRUN...
+usage: lost_peer_test.py PROGRAM RANKS stop|kill|return|suspend all_reduce|send|stages|every_action MPIRUN...
 """
 import os
 import re
@@ -19,13 +19,14 @@ PATIENCE = 40.0  # limit of a run in seconds, on a busy machine
 class Run:
     """A run of the program; lines() reads what it prints, and notes the ranks' processes, steps and ends."""
 
-    def __init__(self, program, ranks, mpirun, options, timeout, operation="all_reduce", elements=100000):
+    def __init__(self, program, ranks, mpirun, options, timeout, operation="all_reduce", elements=100000, loss=()):
         self.ranks, self.mpirun, self.timeout = ranks, mpirun, timeout
-        self.process = subprocess.Popen(mpirun + options + ["-np", str(ranks), program, str(timeout), operation, str(elements)],
+        args = [program, str(timeout), operation, str(elements), *map(str, loss)]
+        self.process = subprocess.Popen(mpirun + options + ["-np", str(ranks), *args],
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.guard = threading.Timer(PATIENCE, self.process.kill)
         self.guard.start()
-        self.output, self.pids, self.steps, self.left = [], {}, {}, {}
+        self.output, self.pids, self.steps, self.left, self.lost_at = [], {}, {}, {}, None
 
     def lines(self):
         for line in self.process.stdout:
@@ -34,6 +35,8 @@ class Run:
                 self.pids[int(found.group(1))] = int(found.group(2))
             elif found := re.search(r"rank (\d+) is at step (\d+)", line):
                 self.steps[int(found.group(1))] = int(found.group(2))
+            elif re.search(r"rank \d+ is lost", line):
+                self.lost_at = time.monotonic()
             elif found := re.search(r"rank (\d+) leaves with (\d+): (.*)", line):
                 self.left[int(found.group(1))] = (int(found.group(2)), found.group(3), time.monotonic())
             yield
@@ -54,15 +57,17 @@ class Run:
             sys.exit("\n".join(problems) + "\noutput:\n" + "".join(self.output))
 
 
-def lose(how, operation, program, ranks, mpirun, elements=100000):
+def lose(how, operation, program, ranks, mpirun, elements=100000, victim=None, action=None):
+    """The last rank is lost at any time, or `victim` before an action of its list."""
     # Without --enable-recovery mpirun ends the other ranks when a rank is killed; with it, they continue.
+    which = signal.SIGKILL if how == "kill" else signal.SIGSTOP
     run = Run(program, ranks, mpirun, ["--enable-recovery"] if how == "kill" else [], 3.0 if how != "return" else 1.0,
-              operation, elements)
-    victim, lost_at, returned = ranks - 1, None, False
+              operation, elements, [victim, action, int(which)] if victim is not None else [])
+    victim, returned = ranks - 1 if victim is None else victim, False
     for _ in run.lines():
-        if len(run.pids) == ranks and lost_at is None:
-            run.signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP, victim)
-            lost_at = time.monotonic()
+        if len(run.pids) == ranks and run.lost_at is None and action is None:
+            run.signal(which, victim)
+            run.lost_at = time.monotonic()
         if how == "return" and run.left and not returned:  # the other ranks have freed the memory that they used
             run.signal(signal.SIGCONT, victim)
             returned = True
@@ -83,18 +88,21 @@ def lose(how, operation, program, ranks, mpirun, elements=100000):
         code, message, at = run.left[rank]
         if code != 7:
             problems.append(f"rank {rank} left with {code}")
-        if rank != victim and not re.search(rf"rank {victim} \(host \S+, process {run.pids[victim]}\) does not respond", message):
+        of_stage = rf"stage {victim}, " if operation == "stages" else ""
+        if rank != victim and not re.search(rf"rank {victim} \({of_stage}host \S+, process {run.pids[victim]}\) does not respond",
+                                            message):
             problems.append(f"rank {rank} does not name rank {victim} and its process: {message}")
-        waits = rf"rank \d has been waiting for rank {victim} for \S+ s in send along stage \(operation \d+ of link \d\)"
-        if operation == "send" and not re.search(waits, message):
+        waiting, waited = (r"rank (\d) \(stage \1\)", rf"rank {victim} \(stage {victim}\)") if of_stage else (r"rank \d", f"rank {victim}")
+        waits = rf"{waiting} has been waiting for {waited} for \S+ s in send along stage \(operation \d+ of link \d\)"
+        if operation in ("send", "stages") and not re.search(waits, message):
             problems.append(f"rank {rank} does not name the operation: {message}")
-        if at - lost_at > run.timeout + 5:
-            problems.append(f"rank {rank} needed {at - lost_at:.1f} s")
+        if at - run.lost_at > run.timeout + 5:
+            problems.append(f"rank {rank} needed {at - run.lost_at:.1f} s")
     # MPICH's mpiexec reports the signal by which it ends remaining ranks: SIGKILL if one is stopped, else SIGHUP or SIGKILL.
     if how != "kill" and status not in ((7, signal.SIGKILL, signal.SIGHUP) if "mpiexec" in mpirun[0] else (7,)):
         problems.append(f"mpirun ended with {status}")
     run.require(problems)
-    print(f"{len(run.left)} ranks left with 7 after {max(at for _, _, at in run.left.values()) - lost_at:.1f} s")
+    print(f"{len(run.left)} ranks left with 7 after {max(at for _, _, at in run.left.values()) - run.lost_at:.1f} s", flush=True)
 
 
 def suspend(program, ranks, mpirun):
@@ -125,6 +133,11 @@ def main():
     program, ranks, how, operation, mpirun = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:]
     if how == "suspend":
         return suspend(program, ranks, mpirun)
+    if operation == "every_action":  # of 1f1b with two micro-batches: F F B B, on the last stage FB FB
+        for victim in range(ranks):
+            for action in range(4 if victim < ranks - 1 else 2):
+                lose(how, "stages", program, ranks, mpirun, victim=victim, action=action)
+        return
     # Messages of different sizes: sent at once, copied by the library, and read from the sender's memory.
     for elements in (2000, 100000, 3000000) if how == "return" else (100000,):
         lose(how, operation, program, ranks, mpirun, elements)

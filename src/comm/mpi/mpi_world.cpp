@@ -27,10 +27,10 @@ std::unique_ptr<World> mpi_world(const WorldOptions& options) {
   gethostname(host, HOST_NAME_MAX);
   const std::vector<std::string> hosts = control->gather(host);
   const std::vector<std::string> processes = control->gather(std::to_string(getpid()));
-  std::vector<std::string> names;
+  std::vector<std::string> places;
   for (size_t rank = 0; rank < hosts.size(); ++rank)
-    names.push_back(format("rank {} (host {}, process {})", rank, hosts[rank], processes[rank]));
-  engine->set_names(std::move(names));
+    places.push_back(format("host {}, process {}", hosts[rank], processes[rank]));
+  engine->set_places(std::move(places));
 
   const auto here = hosts.begin() + engine->rank();
   const auto local_rank = std::count(hosts.begin(), here, *here);

@@ -11,14 +11,11 @@ namespace trainer::comm {
 void run_on_threads(int ranks, const WorldOptions& options, const std::function<void(World&)>& body) {
   TRAINER_CHECK(ranks >= 1, "{} ranks", ranks);
   const std::shared_ptr<Exchange> exchange = make_exchange(ranks);
-  std::vector<std::string> names;
-  for (int rank = 0; rank < ranks; ++rank) names.push_back(format("rank {}", rank));
 
   // All worlds live until all bodies have ended, since each world's progress thread answers other ranks' probes.
   std::vector<std::unique_ptr<EngineWorld>> worlds;
   for (int rank = 0; rank < ranks; ++rank) {
     auto engine = std::make_unique<Engine>(threads_transport(exchange, rank), options);
-    engine->set_names(names);
     auto control = EngineWorld::make_control(*engine);
     worlds.push_back(std::make_unique<EngineWorld>(std::move(engine), std::move(control), "threads", rank, ranks, 0));
   }

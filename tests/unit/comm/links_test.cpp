@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "comm/gpu_transport.h"
+#include "comm/stage_names.h"
 #include "unit/comm/link_cases.h"
 
 namespace trainer::comm {
@@ -138,10 +139,11 @@ TEST(DryWorld, CountsTheMemoryOfNcclPerLink) {
 TEST(Watchdog, NamesThePeerOfALink) {
   // Rank 1 waits for a second message, but rank 0 has ended after the first.
   expect_error(Code::comm,
-               {"rank 1 has been waiting for rank 0 for", "in send along stage (operation 2 of link 1)",
-                "rank 0 has ended without starting it"},
+               {"rank 1 (stage 1) has been waiting for rank 0 (stage 0) for",
+                "in send along stage (operation 2 of link 1)", "rank 0 (stage 0) has ended without starting it"},
                [] {
                  run_on_threads(2, {.timeout_s = 0.2}, [](World& world) {
+                   name_stages(world, 2);
                    Rig rig;
                    Pair links(world, rig);
                    std::vector<float> x(100, 1.0f);
