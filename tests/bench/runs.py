@@ -61,6 +61,12 @@ def write_tokens(folder, vocabulary):
 
 def train(args, trainer, config, vocabulary, folder, launcher, settings):
     """Returns the step events of one run on folder/tokens.bin after the warm-up; exits if the run fails."""
+    events = events_of_run(args, trainer, config, vocabulary, folder, launcher, settings)
+    return [event for event in events if event["event"] == "step"][args.warmup:]
+
+
+def events_of_run(args, trainer, config, vocabulary, folder, launcher, settings):
+    """Returns all events of such a run."""
     folder_of_run = folder / "run"
     common = [f"run.dir={folder_of_run}", f"data.train={folder}/tokens.bin", 'data.tokenizer=""', f"data.vocab_size={vocabulary}",
               "data.val_fraction=0", "train.eval_interval=0", "train.sample_interval=0", "checkpoint.interval=0",
@@ -73,7 +79,7 @@ def train(args, trainer, config, vocabulary, folder, launcher, settings):
     metrics = folder_of_run / "metrics.jsonl"
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     metrics.unlink()
-    return [event for event in events if event["event"] == "step"][args.warmup:]
+    return events
 
 
 def in_turns(rounds, variants, measure):

@@ -59,14 +59,14 @@ class Verify(rig.Runs):
     def test_stages_pass_over_mpi(self):
         checks, _ = self.verify("parallel.stages=2", "train.micro_batch=1", ranks=2, only="links,bytes,transport,resume")
         self.assertEqual(self.passed(checks), {"links", "bytes", "transport", "resume"})
-        self.assertIn("links of 2 stages, both ways x 9 sizes", [check["checked"] for check in checks])
+        self.assertTrue(any(check["checked"].startswith("links of 2 stages, both ways") for check in checks), checks)
 
     def test_the_configuration_for_stages_passes_in_a_minute(self):
         config = pathlib.Path(__file__).parents[2] / "configs/pipeline.toml"
         shutil.copy(config, self.folder / "config.toml")
-        checks, document = self.verify()
+        checks, document = self.verify("data.train=text.txt")
         self.assertEqual(self.passed(checks), set(ALL) - {"transport", "data"})
-        self.assertEqual((document["layout"], document["ranks"]), ("2 stages (1f1b), tensor 2", 4))
+        self.assertEqual((document["layout"], document["ranks"]), ("2 stages (1f1b), tensor 2, data 1", 4))
         if document["complete"]:
             self.assertLess(document["seconds"], 60)
 
