@@ -1,5 +1,7 @@
 #include "ops/cpu/update_kernels.h"
 
+#include <limits>
+
 #include "ops/cpu/canonical.h"
 #include "ops/cpu/lanes.h"
 
@@ -13,6 +15,8 @@ struct Canonical {
   [[gnu::always_inline]] static Vec<A> fused(Vec<A> a, Vec<A> b, Vec<A> c) { return TRAINER_ISA::fused<A>(a, b, c); }
   [[gnu::always_inline]] static Vec<A> square_root(Vec<A> x) { return TRAINER_ISA::square_root(x); }
   [[gnu::always_inline]] static Vec<A> where_at_least(Vec<A> x, Vec<A> floor, Vec<A> y) {
+    // No x, not even NaN, is below -inf: a branch that is always predicted saves the computation of x.
+    if (floor[0] == -std::numeric_limits<A>::infinity()) return y;
     return (Vec<A>)(~(Vec<Bits>)(x < floor) & (Vec<Bits>)y);
   }
 };
