@@ -201,7 +201,7 @@ HeldAll pass(RankOfCases& place, const Case& c, Use use, bool integers, DType ty
     gelu = piece("gelu", {in.rows, in.cols}, x_at);
     through = {.act = ops::Activation::gelu, .pre = gelu};
   }
-  const Scratch dx = linear->backward(ex, rows, dy, x, through, sink);
+  const Scratch dx = linear->backward(ex, rows, dy, x, through, sink, false);
   sink.end_group(ex, 0);
   sink.end_micro(ex);
   sink.finish(ex);

@@ -89,8 +89,8 @@ Timeline feed_forward(const config::Config& c, int ranks, double product, bool o
     sink.begin_step();
     sink.begin_micro(true);
     const Scratch h = up->forward(ex, rig.batch.rows(), x, {}), y = down->forward(ex, rig.batch.rows(), h, {});
-    const Scratch dh = down->backward(ex, rig.batch.rows(), dy, h, {}, sink),
-                  dx = up->backward(ex, rig.batch.rows(), dh, x, {}, sink);
+    const Scratch dh = down->backward(ex, rig.batch.rows(), dy, h, {}, sink, false),
+                  dx = up->backward(ex, rig.batch.rows(), dh, x, {}, sink, false);
     sink.end_group(ex, group);
     sink.end_micro(ex);
   };
