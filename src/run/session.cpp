@@ -158,15 +158,15 @@ config::Panels keep_choices(comm::World& world, const config::Parallel& before, 
 int run_session(comm::World& world, const config::Config& requested, const SessionOptions& options,
                 std::string& plan_text) {
   setup::Machine machine = setup::choose_machine(requested, world);
-  if (machine.gpu && requested.parallel.stages > 1)
-    throw Error(Code::config,
-                format("{}: stages = {} trains on CPUs only; use --set run.device=cpu, or --set {}",
-                       config::place(requested, "parallel.stages"), requested.parallel.stages, config::kOneStage))
-        .on(Scope::all_ranks);
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   const comm::GpuTransport between_gpus =
       comm::choose_gpu_transport(world, *dry, config::requested_nccl(requested.parallel));
   machine.nccl = between_gpus.nccl;
+  // With several lanes, older drivers start NCCL's kernels one after another: none while one waits for another stage.
+  if (machine.nccl && requested.parallel.stages > 1 && requested.parallel.lanes > 1)
+    throw Error(Code::config, format("{}: lanes = {} with stages is for other transports than NCCL; use lanes = 1",
+                                     config::place(requested, "parallel.lanes"), requested.parallel.lanes))
+        .on(Scope::all_ranks);
   const std::optional<config::Config> trained = config_to_resume(world, requested);
   config::Config config = requested;
   if (config::is_automatic(config))

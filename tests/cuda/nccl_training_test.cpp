@@ -76,15 +76,41 @@ TEST_P(TrainingByNccl, FollowsOneRankOnASquareOfRanks) {
   }
 }
 
+// Messages between stages change no bit, whatever carries them.
+TEST_P(TrainingByNccl, FollowsOneRankInStages) {
+  c.model.tie_embeddings = false;
+  const Result one = train(c, DType::f32, 2, plain);
+  config::Config many = c;
+  many.parallel.data = 1;
+  many.parallel.tensor = GetParam() == config::Arch::gpt2 ? 1 : 2;
+  const Result of_one_stage = train(many, DType::f32, 2, by_nccl);
+  many.parallel.stages = 2;
+  using sharding::PipelineSchedule;
+  for (const auto& [schedule, layers] :
+       {std::pair{PipelineSchedule::one_forward_one_backward, std::vector<int64_t>{1, 1}},
+        {PipelineSchedule::one_forward_one_backward, {0, 1, 1, 0}},
+        {PipelineSchedule::zb_h1, {1, 1}}}) {
+    many.parallel.pipeline_schedule = schedule;
+    many.parallel.chunks = std::ssize(layers) / 2;
+    many.parallel.stage_layers = layers;
+    SCOPED_TRACE(config::layout_text(many));
+    const Result result = expect_to_follow(many, 2 * many.parallel.tensor, one);
+    expect_same_bits(result, of_one_stage);
+    if (many.parallel.tensor == 1) expect_same_bits(train(many, DType::f32, 2, plain), result);
+  }
+}
+
 TEST_P(TrainingByNccl, IsPlannedWithAsManyCommunicatorsAsItMakes) {
-  config::Config grid = c, square = c, replicas = c;
+  config::Config grid = c, square = c, replicas = c, stages = c;
   grid.parallel.strategy = config::StrategyName::axonn_4d;
   grid.parallel.grid = {2, 1, 2};
   square.parallel.strategy = config::StrategyName::optimus_2d;
   square.parallel.mesh = {2, 2};
   replicas.parallel.tensor = 2;
   replicas.parallel.data = 2;
-  for (config::Config many : {grid, square, replicas})
+  stages.parallel.stages = stages.parallel.tensor = 2;
+  stages.parallel.stage_layers = {1, 1};
+  for (config::Config many : {grid, square, replicas, stages})
     for (const int lanes : {0, 3}) {
       many.parallel.lanes = lanes;
       many.parallel.data = std::max<int64_t>(many.parallel.data, 1);
@@ -100,7 +126,9 @@ TEST_P(TrainingByNccl, IsPlannedWithAsManyCommunicatorsAsItMakes) {
         const setup::RunPlan plan = setup::plan_run(many, kTinyVocab, machine, true);
         EXPECT_EQ(plan.total, without + plan.memory.at("nccl"));
         EXPECT_NE(to_text(plan, many, machine).find("\n  nccl "), std::string::npos);
-        planned += plan.memory.at("nccl") / comm::nccl::kBytesOfCommunicator;
+        using namespace comm::nccl;  // a rank has fewer links than take the memory of another communicator
+        const int64_t bytes = plan.memory.at("nccl");
+        planned += bytes / kBytesOfCommunicator + bytes % kBytesOfCommunicator / bytes_of_communicator(kChannelsOfLink);
         Tiny run(&world, many, DType::f32, plain.device(world.rank()), by_nccl.carrier);
         world.control().barrier();
         if (world.first()) {  // each rank also has the communicator of all ranks
