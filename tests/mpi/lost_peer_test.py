@@ -92,7 +92,9 @@ def lose(how, operation, program, ranks, mpirun, elements=100000, victim=None, a
         if rank != victim and not re.search(rf"rank {victim} \({of_stage}host \S+, process {run.pids[victim]}\) does not respond",
                                             message):
             problems.append(f"rank {rank} does not name rank {victim} and its process: {message}")
-        waiting, waited = (r"rank (\d) \(stage \1\)", rf"rank {victim} \(stage {victim}\)") if of_stage else (r"rank \d", f"rank {victim}")
+        waiting, waited = r"rank \d", f"rank {victim}"
+        if of_stage:
+            waiting, waited = r"rank (\d) \(stage \1\)", rf"rank {victim} \(stage {victim}\)"
         waits = rf"{waiting} has been waiting for {waited} for \S+ s in send along stage \(operation \d+ of link \d\)"
         if operation in ("send", "stages") and not re.search(waits, message):
             problems.append(f"rank {rank} does not name the operation: {message}")
