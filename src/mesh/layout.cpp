@@ -124,6 +124,10 @@ std::vector<Run> Layout::runs(int rank, const BoxPosition& place) const {
       runs.push_back({global + line * shape_[-1], place.offset + line * at(pitch, 0), length, stride});
     first = last;
   }
+  if (!apart && dims == 2 && at(pitch, 0) == length && stride == 1) {  // the same for whole tables
+    append_run(runs, {(box.begin[0] + first) * length, place.offset + first * length, (last - first) * length, 1});
+    first = last;
+  }
   for (int64_t line = first; line < last; ++line) {
     int64_t global = 0, local = place.offset, rest = line, weight = shape_[-1];
     for (int dim = dims - 2; dim >= 0; --dim) {
