@@ -25,6 +25,11 @@ namespace {
 
 using nlohmann::json;
 
+/// True for the keys of pipeline stages.
+bool is_of_stages(const config::Key& key) {
+  return key.section == "parallel" && (key.name == "stages" || key.name == "chunks" || key.name == "stage_layers");
+}
+
 json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
   const plan::RunCost cost = cost_of(run, cluster);
   json parts = json::object(), comm = json::object();
@@ -33,7 +38,8 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
     comm[axis] = {{"seconds", part.busy}, {"exposed_seconds", part.exposed}};
   json keys = json::object();  // keys of the layout, as TOML values
   for (const config::Key& key : config::keys())
-    if (key.path() == "parallel.strategy" || key.belongs(run.config.parallel.strategy))
+    if (key.path() == "parallel.strategy" || key.belongs(run.config.parallel.strategy) ||
+        (run.config.parallel.stages > 1 && is_of_stages(key)))
       keys[key.name] = config::to_toml(key.get(run.config));
   json update;  // null unless the run is recorded with all layers and without offload
   if (run.whole && !run.plan.offload)
@@ -41,6 +47,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
               {"memory_traffic", run.plan.update.bytes},
               {"sent_bytes", run.plan.update.sent},
               {"seconds", run.time.optimizer}};
+  const bool stages = run.config.parallel.stages > 1;
   return {{"strategy", run.strategy},
           {"keys", keys},
           {"layout", run.layout},
@@ -51,6 +58,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
           {"recompute_layers", run.config.train.recompute_layers},
           {"zero_stage", run.config.parallel.zero_stage},
           {"step_seconds", run.time.total()},
+          {"bubble", stages ? json(run.time.bubble) : json()},
           {"parts", parts},
           {"communication", comm},
           {"update", update},
@@ -70,6 +78,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
 constexpr const char* kLegend =
     "ms/step = compute (matmuls, attention, other operators) + exposed (communication that is not overlapped)\n"
     "          + optimizer (update and offload)\n"
+    "bubble: share of the step in which ranks wait for other stages, in exposed and at the end of the step\n"
     "batch: train.micro_batch; recompute: selective+6 recomputes 6 layers fully, the rest selectively;\n"
     "memory: peak of one rank; wire bytes: sent per step by one group of ranks of each axis;\n"
     "tokens/s: total over all ranks; slower by: the part of the time that differs most from the first row\n";
@@ -77,8 +86,8 @@ constexpr const char* kLegend =
 /// True if the planner searches this key.
 bool is_searched(const config::Key& key) {
   if (key.section == "parallel")
-    return !key.name.starts_with("overlap.") &&
-           (!key.strategies.empty() || key.name == "strategy" || key.name == "data" || key.name == "zero_stage");
+    return !key.name.starts_with("overlap.") && (!key.strategies.empty() || key.name == "strategy" ||
+                                                 key.name == "data" || key.name == "zero_stage" || is_of_stages(key));
   const std::string path = key.path();
   return path == "train.micro_batch" || path.starts_with("train.recompute") || path == "offload.optimizer" ||
          path == "offload.gpu_fraction" || path == "offload.resident";
@@ -102,8 +111,8 @@ void free_keys(config::Config& config, std::vector<std::string> free) {
     if (!searched)
       throw Error(
           Code::usage,
-          format("--free {}: the planner does not search this; expected parallel.strategy, data, zero_stage or a "
-                 "key of a strategy, train.micro_batch, train.recompute, offload.optimizer, or all",
+          format("--free {}: the planner does not search this; expected parallel.strategy, stages, chunks, data, "
+                 "zero_stage or a key of a strategy, train.micro_batch, train.recompute, offload.optimizer, or all",
                  word));
   }
   if (!config::is_given(config, "train.recompute_layers")) config.train.recompute_layers = 0;

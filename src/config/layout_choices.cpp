@@ -101,7 +101,9 @@ std::vector<const Key*> rounding_keys(StrategyName strategy) {
 }  // namespace
 
 std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks) {
-  for (const Key* key : rounding_keys(trained.parallel.strategy)) {
+  std::vector<const Key*> kept = rounding_keys(trained.parallel.strategy);
+  for (const char* name : {"stages", "chunks", "stage_layers"}) kept.push_back(find_key("parallel", name));
+  for (const Key* key : kept) {
     const bool given = is_given(config, key->path().c_str()) && key->get(config) != Value("auto");
     if (given || key->name == "rs_dtype") continue;  // the planner does not choose rs_dtype
     key->set(config, key->get(trained));
@@ -116,6 +118,8 @@ std::vector<std::string> layout_changes(const Config& trained, const Config& con
   std::vector<std::string> changes;
   for (const Key* key : rounding_keys(config.parallel.strategy))
     if (key->get(trained) != key->get(config) && key->get(trained) != Value("auto")) changes.push_back(key->path());
+  const bool staged = trained.parallel.stages > 1, stages = config.parallel.stages > 1;
+  if (staged != stages && config.model.tie_embeddings.value_or(true)) changes.emplace_back("parallel.stages");
   return changes;
 }
 

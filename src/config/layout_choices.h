@@ -37,8 +37,8 @@ void choose_stage_layers(Config& config, int64_t vocab);
 
 /// Returns `config`, whose strategy is "auto", with the layout of a run that was configured by `trained`: its
 /// micro-batch, its strategy and those of the strategy's keys that the planner chooses and on which rounding depends.
-/// They count as set by the user; other values that the user set take precedence. Returns an empty result if this is
-/// not a layout for `ranks` ranks.
+/// They count as set by the user, and so do its stages; other values that the user set take precedence. Returns an
+/// empty result if this is not a layout for `ranks` ranks.
 std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks);
 /// Returns the keys of the layout that differ and on which rounding depends: "parallel.grid".
 std::vector<std::string> layout_changes(const Config& trained, const Config& config);

@@ -229,6 +229,20 @@ bool has_spec(const Config& config) { return config.parallel.strategy == Strateg
 bool needs_spec(const Config& config) { return has_spec(config) && config.parallel.layer.empty(); }
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 
+namespace {
+
+/// Returns the numbers of stages to enumerate.
+std::vector<int64_t> stage_counts(const Config& config, int64_t devices) {
+  std::vector<int64_t> counts = divisors(devices);
+  std::erase_if(counts, [&](int64_t count) {
+    return is_given(config, "parallel.stages") ? count != config.parallel.stages
+                                               : count * config.parallel.chunks > config.model.n_layer + 2;
+  });
+  return counts;
+}
+
+}  // namespace
+
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken) {
   const bool tables = needs_spec(config);  // all layouts are returned as sharding specs
   const bool any = tables || is_automatic(config) || !is_given(config, "parallel.strategy");
@@ -259,15 +273,16 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
   };
   const auto add_all = [&](const NamedStrategy& strategy, const Config& base) {
     trial = base;
-    const int64_t ranks = devices / base.parallel.data;
+    const int64_t ranks = devices / base.parallel.data / base.parallel.stages;
     if (has_spec(base) && !is_given(config, "parallel.layer")) {
       trial.parallel.layer.clear();
       trial.parallel.head.clear();
       trial.parallel.table.clear();
       if (!is_given(config, "parallel.axes")) trial.parallel.axes = {ranks};
-      if (const int64_t own = ranks_of_replica(trial); own != ranks)
+      if (const int64_t own = ranks_of_stage(trial); own != ranks)
         return note(format("{} requires {} ranks per replica, but {} devices with data = {} leave {}",
-                           replica_text(trial), own, devices, base.parallel.data, ranks));
+                           replica_text(trial), own * base.parallel.stages, devices, base.parallel.data,
+                           ranks * base.parallel.stages));
       if (ranks > 1) return found.push_back(trial);
       set_tables(trial, {.layers = {{.count = config.model.n_layer}}});  // nothing to search: replicas only
       return add_trial();
@@ -283,15 +298,16 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
     });
   };
   Config base = config;
-  for (const int64_t data : divisors(devices)) {
-    if (is_given(config, "parallel.data") && config.parallel.data != data) continue;
-    if (config.train.global_batch % data != 0) {
-      note(format("global_batch = {} does not divide over data = {} replicas", config.train.global_batch, data));
-      continue;
-    }
-    base.parallel.data = data;
-    for (const int64_t micro : divisors(config.train.global_batch / data)) {
+  const auto add_batches = [&] {  // for one number of stages and of replicas
+    for (const int64_t micro : divisors(config.train.global_batch / base.parallel.data)) {
       if (is_given(config, "train.micro_batch") && config.train.micro_batch != micro) continue;
+      const int64_t stages = base.parallel.stages, count = config.train.global_batch / (base.parallel.data * micro);
+      if (stages > count && !is_given(config, "parallel.stages")) continue;
+      if (base.parallel.chunks > 1 && count % stages != 0) {
+        note(
+            format("chunks = {} needs a multiple of stages = {} micro-batches per step", base.parallel.chunks, stages));
+        continue;
+      }
       base.train.micro_batch = micro;
       seen.clear();
       for (const NamedStrategy* strategy : strategies()) {
@@ -299,7 +315,20 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
         if (any || config.parallel.strategy == strategy->id) add_all(*strategy, base);
       }
     }
+  };
+  for (const int64_t stages : stage_counts(config, devices)) {
+    base.parallel.stages = stages;
+    for (const int64_t data : divisors(devices / stages)) {
+      if (is_given(config, "parallel.data") && config.parallel.data != data) continue;
+      base.parallel.data = data;
+      if (config.train.global_batch % data == 0)
+        add_batches();
+      else
+        note(format("global_batch = {} does not divide over data = {} replicas", config.train.global_batch, data));
+    }
   }
+  if (is_given(config, "parallel.stages") && devices % config.parallel.stages != 0)
+    note(format("stages = {} does not divide {} devices", config.parallel.stages, devices));
   return found;
 }
 
@@ -370,6 +399,19 @@ std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
     seen.push_back(anonymous(sharding_of(other)));
     if (std::count(seen.begin(), seen.end(), seen.back()) == 1) all.push_back(std::move(other));
   });
+  return all;
+}
+
+std::vector<Config> stage_variants(const Config& config) {
+  std::vector<Config> all;
+  const Parallel& p = config.parallel;
+  const int64_t micro_batches = config.train.global_batch / (config.train.micro_batch * p.data);
+  if (p.stages == 1 || is_given(config, "parallel.chunks") || micro_batches % p.stages != 0) return all;
+  for (int64_t chunks = 2; chunks * p.stages <= config.model.n_layer + 2; chunks *= 2) {
+    all.push_back(config);
+    all.back().parallel.chunks = chunks;
+    all.back().parallel.stage_layers.clear();
+  }
   return all;
 }
 

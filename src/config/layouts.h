@@ -30,10 +30,11 @@ sharding::ModelSharding sharding_on(const Config& config, int64_t world);
 /// True if the configuration file or the command line sets `key` ("parallel.data").
 bool is_given(const Config& config, const char* key);
 
-/// Returns every legal combination of strategy, extents, data and micro_batch for `devices` ranks, with parallel.data
-/// set. Keys that the user set keep their values. `broken` receives a rule that a rejected layout breaks, for the
-/// message if no layout is found. Unless tables are given, the layouts of autoddl are left to the search: the result
-/// has one configuration without tables for each number of ranks per replica.
+/// Returns every legal combination of stages, strategy, extents, data and micro_batch for `devices` ranks, with
+/// parallel.data set. Unless stages are given, there are at least as many micro-batches as stages. Keys that the user
+/// set keep their values. `broken` receives a rule that a rejected layout breaks, for the message if no layout is
+/// found. Unless tables are given, the layouts of autoddl are left to the search: the result has one configuration
+/// without tables for each number of ranks per stage.
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken);
 
 /// Returns the nearest smaller and the nearest larger number of devices for which there is a layout. They differ from
@@ -47,6 +48,10 @@ std::vector<std::string> nearest_batches(const Config& config, int64_t devices);
 /// Returns variants of this layout: other rank placements if replicas span nodes, and gathered weights kept in all
 /// layers. Keys that the user set keep their values.
 std::vector<Config> variants(const Config& config, int64_t devices_per_node);
+
+/// Returns the same layout with 2, 4, 8 … chunks per stage, if there are several stages and chunks are not given.
+/// Chosen layers of chunks are left open.
+std::vector<Config> stage_variants(const Config& config);
 
 /// True if strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);

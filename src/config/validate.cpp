@@ -204,22 +204,8 @@ void check_log(const Log& log, Checker& checker) {
                   fmt::join(log.trace, ", "));
 }
 
-/// Checks what several stages do not support. `plans`: for the planner.
-void check_stages(const Config& config, bool plans, Checker& checker) {
-  const Parallel& parallel = config.parallel;
-  if (parallel.stages == 1) return;
-  checker.require(!plans, {"parallel.stages"},
-                  "`trainer plan` does not plan pipeline stages yet; remove stages, chunks and stage_layers");
-  checker.require(
-      plans || !is_automatic(config), {"parallel.stages", "parallel.strategy"},
-      "strategy \"auto\" does not choose layouts with stages = {}; set parallel.strategy, or remove stages, "
-      "chunks and stage_layers",
-      parallel.stages);
-}
-
 void check_world(const Config& config, const LoadOptions& options, Checker& checker) {
   const Parallel& parallel = config.parallel;
-  check_stages(config, options.plans, checker);
   if (options.plans) return;
   const std::optional<int64_t> launched = options.world;
   for (const BrokenRule& rule : broken_rules(config)) checker.add(rule);

@@ -1,6 +1,7 @@
 #include "plan/layer_costs.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "config/block_linears.h"
 #include "optim/make.h"
@@ -30,6 +31,10 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   element_ = static_cast<double>(size_of(compute));
   accumulation_ = static_cast<double>(config.train.global_batch) /
                   static_cast<double>(config.train.micro_batch * std::max<int64_t>(config.parallel.data, 1));
+  const config::Parallel& p = config.parallel;
+  share_ = 1 / static_cast<double>(p.stages);
+  const double more = p.chunks == 1 ? 0 : static_cast<double>(p.stages - 1) / static_cast<double>(p.chunks);
+  in_flight_ = std::min(accumulation_, static_cast<double>(p.stages) + more);
   gated_ = has_gated_mlp(m);
   for (const config::BlockLinear& linear : linears_of(m, 0)) {
     Matrix& matrix = matrices_[linear.site];
@@ -216,7 +221,8 @@ double LayerCosts::next_to_table(AxisSet near, const sharding::VocabSpread& tabl
 }
 
 double LayerCosts::micro_seconds(const ModelSharding& layout) {
-  double seconds = vocabulary(layout.head, layout.table);
+  const double tables = vocabulary(layout.head, layout.table);
+  double seconds = 0;
   for (const sharding::Layer& layer : layout.layers) {
     double one = stream(layer.stream) + attention(layer.attention) + hidden(layer.mlp);
     for (const auto& [site, matrix] : matrices_) {
@@ -227,7 +233,14 @@ double LayerCosts::micro_seconds(const ModelSharding& layout) {
     }
     seconds += static_cast<double>(layer.count) * one;
   }
-  return accumulation_ * seconds;
+  const config::Parallel& p = config_.parallel;
+  if (p.stages == 1) return accumulation_ * (seconds + tables);
+  // The slowest stage has at least its share and whole layers; the last one also has the head.
+  const double layer = seconds / static_cast<double>(config_.model.n_layer);
+  const double least = std::ceil(std::max(0.0, share_ * (seconds + tables) / layer - 1e-9)) * layer;
+  const double slowest = std::max(tables, std::min(least, seconds));
+  const double turns = static_cast<double>(p.stages - 1) / static_cast<double>(p.chunks);
+  return (accumulation_ + turns) * slowest;
 }
 
 double LayerCosts::update() const { return update_seconds(cluster_, config_, compute_, axes_); }

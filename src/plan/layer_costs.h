@@ -51,8 +51,8 @@ inline AxisSet moved(const MatrixPlacement& from, const MatrixPlacement& to) {
 class LayerCosts {
  public:
   using Gradients = params::ParamStore::Gradients;
-  /// `config` must be resolved and have parallel.data; of `axes` only axes and groups are read. Costs are per
-  /// micro-step; work done once per step counts with the share of one micro-step.
+  /// `config` must be resolved and have parallel.data; of `axes`, which describe one stage, only axes and groups are
+  /// read. Costs are per micro-step; work done once per step counts with the share of one micro-step.
   LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
              const ModelSharding& axes, RouteShares& routes);
 
@@ -67,7 +67,8 @@ class LayerCosts {
   /// the cheapest ones with other spreads, `most` in all; empty if no layout does.
   std::vector<ModelSharding> best(double cap, size_t most = 1);
   /// Returns an estimate of the bytes per rank: weights, gradients and optimizer state, the activations saved by
-  /// all layers for the backward pass, and the temporary tensors of one layer.
+  /// all layers for the backward pass, and the temporary tensors of one layer. With several stages, that of the first
+  /// stage, which holds most micro-batches, with the head's temporary tensors.
   double bytes(const ModelSharding& layout) const { return bytes(layout, gradients()); }
   /// Returns what it would be if gradients were stored as specified.
   double bytes(const ModelSharding& layout, Gradients stored) const;
@@ -153,6 +154,8 @@ class LayerCosts {
   Gradients gradients() const;
   /// Returns the bytes of one matrix's weights, optimizer state and, if it has memory of its own, gradient.
   double matrix_bytes(AxisSet cut, double in, double out, const Kept& kept, Gradients gradients) const;
+  /// Returns the number of tables that a rank has at most.
+  double tables() const { return config_.parallel.stages > 1 || config_.model.tie_embeddings.value_or(true) ? 1 : 2; }
   bool rebuilds() const { return config_.train.recompute == config::Recompute::selective; }
   /// Returns the bytes of the residual stream, and how many tensors of its shape a layer saves for its backward pass
   /// unless all of it is recomputed.
@@ -172,6 +175,7 @@ class LayerCosts {
   double rows_, width_, wide_, heads_, kv_heads_, queries_, keys_,
       vocab_;  // rows_ counts those of a replica's micro-batch
   double element_, accumulation_;
+  double share_, in_flight_;  // of several stages: the layers of the first, the micro-batches whose activations it has
   Kept linears_, tables_;
   bool gated_;
   std::map<Site, Matrix> matrices_;  // those of a layer; all layers have the same

@@ -15,8 +15,8 @@ double LayerCosts::matrix_bytes(AxisSet cut, double in, double out, const Kept& 
 }
 
 LayerCosts::Gradients LayerCosts::gradients() const {
-  return accumulation_ == 1 && config_.offload.optimizer == config::OffloadOptimizer::none ? Gradients::arena
-                                                                                           : Gradients::own_memory;
+  const bool once = accumulation_ == 1 && config_.parallel.stages == 1;
+  return once && config_.offload.optimizer == config::OffloadOptimizer::none ? Gradients::arena : Gradients::own_memory;
 }
 
 double LayerCosts::stream_bytes(const Spread& spread) const {
@@ -85,13 +85,17 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
       rows_ / ranks(near) * vocab_ / ranks(t.vocab) * static_cast<double>(size_of(accumulator_of(compute_)));
   const double chunk = (mixed && !cluster_.cpu ? 1.5 : 1) * std::min(logits, (mixed ? 256.0 : 96.0) * (1 << 20));
   const double gathered = ranks(t.flat) > 1 ? vocab_ * width_ / ranks(t.vocab | t.width) * element_ : 0;
-  const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
+  stays *= share_;
   const AxisSet cut = t.vocab | t.width | t.flat;
-  stays += tables * ((t.keep ? gathered : 0) + matrix_bytes(cut, width_, vocab_, tables_, stored));
+  stays += tables() * ((t.keep ? gathered : 0) + matrix_bytes(cut, width_, vocab_, tables_, stored));
   const double table = shares ? width_ * vocab_ / ranks(cut) * wide : 0;  // bytes of its gradient
   // The backward pass: the head, then the last layer of each kind and the first one.
   double saved = 0, written = table;
-  for (const Kind& kind : kinds) saved += kind.layers * kind.saved;
+  for (Kind& kind : kinds) {
+    kind.layers *= share_;
+    saved += kind.layers * kind.saved;
+  }
+  stays += (in_flight_ - 1) * saved;
   double most = saved + written + (t.keep ? 0 : gathered) + chunk;
   for (auto kind = kinds.rbegin(); kind != kinds.rend(); ++kind) {
     most = std::max(most, saved + written + kind->gradients + kind->live);
@@ -99,7 +103,7 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
     written += kind->layers * kind->gradients;
     most = std::max(most, saved + kind->saved + written + kind->live);
   }
-  return stays + std::max(most, tables * table + written - table);
+  return stays + std::max(most, tables() * table + written - table);
 }
 
 }  // namespace trainer::plan

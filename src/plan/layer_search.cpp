@@ -163,7 +163,7 @@ void LayerCosts::add_costs(LayerSearch& layer) {
 void LayerCosts::set_memory(LayerSearch& layer, Gradients stored) const {
   std::vector<std::vector<double>>& memory = layer.problem.memory;
   memory.assign(kVariables, {});
-  const double kept = 1 - repeated(), streams = repeated() + kept * kept_streams();
+  const double kept = in_flight_ * (1 - repeated()), streams = in_flight_ * repeated() + kept * kept_streams();
   for (const Spread& spread : layer.stream) memory[kStream].push_back(streams * stream_bytes(spread));
   for (const Spread& spread : layer.attention) memory[kAttention].push_back(kept * attention_bytes(spread, rebuilds()));
   for (const Spread& spread : layer.hidden) memory[kHidden].push_back(kept * hidden_bytes(spread, rebuilds()));
@@ -211,9 +211,8 @@ std::vector<ModelSharding> LayerCosts::best(double cap, size_t most, Gradients s
   for (const std::vector<double>& costs : problem.nodes)
     if (costs.empty()) return {};
   // The memory of the tables is not known yet, so the smallest possible one is assumed.
-  const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_, tables_, stored)) /
-                static_cast<double>(config_.model.n_layer);
+  problem.cap = (cap - tables() * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_, tables_, stored)) /
+                (share_ * static_cast<double>(config_.model.n_layer));
   std::vector<Assignment> all = {search(problem, kStream, &choices.free)};
   if (!all.front().found() || all.front().memory > problem.cap) return {};
   if (most > 1 && choices.by_spreads.empty()) choices.by_spreads = by_spreads(problem, most);

@@ -40,7 +40,7 @@ constexpr int kSpreadChoices = 3, kLinearChoices = 5, kTableChoices = 4;
 }  // namespace
 
 void LayoutSearch::estimate(PlannedRun& run) {
-  const ModelSharding layout = config::sharding_of(run.config);
+  const ModelSharding layout = inside_stage(config::sharding_of(run.config));
   Config config = run.config;
   LayerCosts costs = costs_of(config, layout);
   estimate(run, config, costs, layout);
@@ -89,7 +89,7 @@ double LayoutSearch::seconds_per_state_byte() const {
 }
 
 void LayoutSearch::find_specs(const Config& config, size_t most_axes, size_t searches, std::vector<PlannedRun>& runs) {
-  const int64_t ranks = config::ranks_of_replica(config);
+  const int64_t ranks = config::ranks_of_stage(config);
   std::vector<std::vector<int64_t>> lists = {config.parallel.axes};
   if (!config::is_given(config, "parallel.axes")) {
     lists = config::axis_lists(ranks, cluster_.devices_per_node);
@@ -110,7 +110,7 @@ void LayoutSearch::find_specs(const Config& config, size_t most_axes, size_t sea
 
 void LayoutSearch::find_specs_over_axes(Config config, size_t most, std::vector<PlannedRun>& runs) {
   const Config open = config;
-  LayerCosts costs = costs_of(config, config::sharding_of(config));
+  LayerCosts costs = costs_of(config, inside_stage(config::sharding_of(config)));
   std::vector<PlannedRun> found;
   double best = std::numeric_limits<double>::infinity();
   for (const Choice& choice : choices(open, cluster_)) {
@@ -142,7 +142,7 @@ void LayoutSearch::find_specs_over_axes(Config config, size_t most, std::vector<
 }
 
 std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
-  const ModelSharding layout = config::sharding_of(config);
+  const ModelSharding layout = inside_stage(config::sharding_of(config));
   Config priced = config;
   LayerCosts costs = costs_of(priced, layout);
   std::vector<PlannedRun> runs;

@@ -32,7 +32,7 @@ std::string exposed(const std::string& axis) { return (axis == "control" ? "expo
 /// Compares the bytes that each rank sends with the lower bound for the GEMMs of linears (lower_bound.h). The bound of
 /// the forward GEMM counts twice: each operand is gathered once, and its gradient or the operand itself reduced once.
 std::string lower_bound_text(const PlannedRun& run, DType compute) {
-  const int64_t ranks = config::ranks_of_replica(run.config);
+  const int64_t ranks = config::ranks_of_stage(run.config), stages = run.config.parallel.stages;
   if (ranks == 1) return "";
   const config::Model& m = run.config.model;
   const auto rows = static_cast<double>(run.config.train.micro_batch * m.seq_len);
@@ -41,8 +41,9 @@ std::string lower_bound_text(const PlannedRun& run, DType compute) {
     for (const config::BlockLinear& linear : linears_of(m, layer))
       least += 2 * least_words({rows, static_cast<double>(linear.in), static_cast<double>(linear.out())}, ranks);
   const int64_t steps = run.config.train.global_batch / (run.config.train.micro_batch * run.config.parallel.data);
-  least *= static_cast<double>(steps * size_of(compute));
-  const mesh::MeshShape mesh = parallel::mesh_shape(config::sharding_on(run.config, ranks * run.config.parallel.data));
+  least *= static_cast<double>(steps * size_of(compute)) / static_cast<double>(stages);
+  const mesh::MeshShape mesh =
+      parallel::mesh_shape(config::sharding_on(run.config, ranks * stages * run.config.parallel.data));
   double moved = 0;
   for (const auto& [axes, operations] : run.plan.comm_bytes) {
     mesh::AxisSet set = 0;
@@ -51,12 +52,12 @@ std::string lower_bound_text(const PlannedRun& run, DType compute) {
       set |= mesh.set(axes.substr(begin, end - begin));
       begin = end + 1;
     }
-    if ((set & mesh.set("data")) != 0) continue;
+    if ((set & mesh.set("data")) != 0 || axes == "stage") continue;
     for (const auto& [operation, bytes] : operations) moved += static_cast<double>(bytes) / mesh.group_size(set);
   }
   return format(
-      "each rank sends {} within its replica; lower bound for the matmuls of linears without replicated operands: {}\n",
-      format_bytes(moved), format_bytes(least));
+      "each rank sends {} within its {}; lower bound for the matmuls of linears without replicated operands: {}\n",
+      format_bytes(moved), stages == 1 ? "replica" : "stage", format_bytes(least));
 }
 
 /// Returns the part of a step that makes `run` slower than `than`: "exposed communication +12.3 ms"; empty if no part
@@ -141,9 +142,13 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   const size_t shown = std::min(top, plan.runs.size());
   size_t width = 26;  // width of the layout column
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
-  text += format("{:>4} {:<12} {:<{}} {:>5} {:<12} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "row",
-                 "strategy", "layout", width, "batch", "recompute", "ms/step", "compute", "exposed", "optimizer",
-                 "memory", "wire bytes", "tokens/s", "mfu", "slower by");
+  // A column only if a row has several stages.
+  const bool staged = std::ranges::any_of(plan.runs.begin(), plan.runs.begin() + static_cast<std::ptrdiff_t>(shown),
+                                          [](const PlannedRun& run) { return run.config.parallel.stages > 1; });
+  const auto bubble = [&](const std::string& share) { return staged ? format(" {:>8}", share) : ""; };
+  text += format("{:>4} {:<12} {:<{}} {:>5} {:<12} {:>10}{} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "row",
+                 "strategy", "layout", width, "batch", "recompute", "ms/step", bubble("bubble"), "compute", "exposed",
+                 "optimizer", "memory", "wire bytes", "tokens/s", "mfu", "slower by");
   for (size_t i = 0; i < shown; ++i) {
     const PlannedRun& run = plan.runs[i];
     std::vector<std::string> notes;
@@ -151,11 +156,17 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
       notes.push_back(std::move(slower));
     for (const std::string& name : other_names(run.config)) notes.push_back("also " + name);
     text += format(
-        "{:>4} {:<12} {:<{}} {:>5} {:<12} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n", i + 1,
-        run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config.train),
-        ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
-        ms(run.time.optimizer + run.time.offload), format_bytes(run.plan.total), format_bytes(bytes_of(run)),
-        format_count(run.tokens_per_s), format_percent(run.mfu), fmt::join(notes, "; "));
+        "{:>4} {:<12} {:<{}} {:>5} {:<12} {:>10.4g}{} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
+        i + 1, run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config.train),
+        ms(run.time.total()), bubble(run.config.parallel.stages > 1 ? format_percent(run.time.bubble) : "-"),
+        ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()), ms(run.time.optimizer + run.time.offload),
+        format_bytes(run.plan.total), format_bytes(bytes_of(run)), format_count(run.tokens_per_s),
+        format_percent(run.mfu), fmt::join(notes, "; "));
+  }
+  if (!plan.runs.empty() && !plan.runs.front().plan.stage_totals.empty()) {
+    text += "row 1:\n";
+    for (const std::string& line : setup::stage_lines(plan.runs.front().config, plan.runs.front().plan))
+      text += "  " + line + "\n";
   }
   if (!plan.runs.empty() && !plan.runs.front().plan.offload)
     text += format("update of row 1: {}\n",

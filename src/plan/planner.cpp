@@ -1,6 +1,8 @@
 #include "plan/planner.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <map>
 #include <set>
 #include <span>
@@ -23,10 +25,10 @@ namespace {
 
 using config::Config;
 
-/// Returns the largest number of mesh axes that a replica's ranks can be factored into.
+/// Returns the largest number of mesh axes that a stage's ranks can be factored into.
 int prime_factors(const Config& config) {
   int count = 0;
-  int64_t ranks = config::ranks_of_replica(config);
+  int64_t ranks = config::ranks_of_stage(config);
   for (int64_t factor = 2; ranks > 1; ++factor)
     for (; ranks % factor == 0; ranks /= factor) ++count;
   return count;
@@ -34,7 +36,7 @@ int prime_factors(const Config& config) {
 
 /// True if all ranks of an axis compute the same GEMMs: fewer ranks would be as fast.
 bool repeats_gemms(const PlannedRun& run) {
-  const sharding::ModelSharding layout = config::sharding_of(run.config);
+  const sharding::ModelSharding layout = inside_stage(config::sharding_of(run.config));
   sharding::AxisSet split = layout.data();
   for (const sharding::Layer& layer : layout.layers)
     for (const auto& [site, l] : layer.linears) split |= l.rows | l.cols | l.contraction;
@@ -78,6 +80,8 @@ class Planning {
     recompute_less();
     if (plan_.runs.empty() && plan_.too_large.empty()) obstacles_.throw_first();
     if (obstacles_.count() > 0) plan_.left_out.push_back(obstacles_.text());
+    if (!plan_.runs.empty() && plan_.runs.front().config.parallel.stages > 1)
+      pricer_.add_stage_totals(plan_.runs.front());
     plan_.spares_bf16_gradients = !plan_.runs.empty() && !request_.bf16_gradients &&
                                   !config::is_given(request_.config, "parallel.rs_dtype") &&
                                   scatters_in_fp32(plan_.runs.front());
@@ -94,7 +98,11 @@ class Planning {
     std::vector<Config> all = config::enumerate_layouts(request_.config, request_.devices, broken);
     for (Config& config : all) config::choose_vocab_axes(config, request_.vocab, plan_.compute);
     std::vector<PlannedRun> runs;
-    std::map<std::pair<int64_t, int64_t>, double> by_batch;  // best estimate by number of replicas and micro-batch
+    // The best estimate by number of stages and of replicas and micro-batch.
+    std::map<std::array<int64_t, 3>, double> by_batch;
+    const auto batch_of = [](const Config& config) {
+      return std::array{config.parallel.stages, config.parallel.data, config.train.micro_batch};
+    };
     std::vector<const Config*> to_search;
     for (const Config& config : all) {
       if (config::needs_spec(config)) {
@@ -103,7 +111,7 @@ class Planning {
       }
       PlannedRun run = planned(config);
       if (!builds(run, [&](PlannedRun& built) { search_.estimate(built); })) continue;
-      double& best = by_batch.try_emplace({config.parallel.data, config.train.micro_batch}, run.estimate).first->second;
+      double& best = by_batch.try_emplace(batch_of(config), run.estimate).first->second;
       best = std::min(best, run.estimate);
       runs.push_back(std::move(run));
     }
@@ -111,14 +119,16 @@ class Planning {
     // are fast, and most thoroughly for the fastest pair.
     constexpr size_t kSearched = 6, kWidely = 6;
     std::ranges::stable_sort(to_search, {}, [&](const Config* config) {
-      const auto found = by_batch.find({config->parallel.data, config->train.micro_batch});
+      const auto found = by_batch.find(batch_of(*config));
       return found == by_batch.end() ? 1e30 : found->second;
     });
     const bool only_specs = by_batch.empty();
     searches_specs_ = !to_search.empty();
+    if (std::ranges::any_of(to_search, [](const Config* config) { return config->parallel.stages > 1; }))
+      leave_out("sharding specs and recomputation that differ between stages");
     if (!only_specs && to_search.size() > kSearched)
-      leave_out("sharding specs for {} of {} combinations of data and micro_batch", to_search.size() - kSearched,
-                to_search.size());
+      leave_out("sharding specs for {} of {} combinations of stages, data and micro_batch",
+                to_search.size() - kSearched, to_search.size());
     if (!config::is_given(request_.config, "parallel.axes") &&
         std::ranges::any_of(to_search, [](const Config* config) { return prime_factors(*config) > 3; }))
       leave_out("sharding specs over more than 3 mesh axes");
@@ -249,6 +259,7 @@ class Planning {
     for (const PlannedRun& run : plan_.runs) {
       if (run.time.total() > kGain * plan_.runs.front().time.total()) break;
       std::vector<Config> others = config::variants(run.config, cluster_.devices_per_node);
+      std::ranges::move(config::stage_variants(run.config), std::back_inserter(others));
       if (request_.bf16_gradients && scatters_in_fp32(run)) {
         std::vector<Config> rounded = others;
         rounded.push_back(run.config);
@@ -299,7 +310,7 @@ class Planning {
     for (int round = 0, in_vain = 0; in_vain < kMostInVain; ++round) {
       const double best = plan_.runs.empty() ? 0 : plan_.runs.front().time.total();
       const auto start = std::ranges::find_if(plan_.runs, [&](const PlannedRun& run) {
-        return run.time.total() <= kNearly * best && config::ranks_of_replica(run.config) > 1 &&
+        return run.time.total() <= kNearly * best && config::ranks_of_stage(run.config) > 1 &&
                !walked.contains(identity(run.config));
       });
       if (start == plan_.runs.end()) break;

@@ -1,13 +1,13 @@
 #pragma once
 // The planner finds which strategy, layout, micro-batch, recomputation and ZeRO stage make a step fastest on a machine.
 //
-//   1. enumerate   replicas x micro-batch x layouts that the rules of each strategy allow (config/layouts.h).
+//   1. enumerate   stages x replicas x micro-batch x layouts that the rules of each strategy allow (config/layouts.h).
 //                  Keys set in the configuration are constraints; the others are searched.
 //   2. estimate    each with the additive model (plan/layer_costs.h), using the cheapest recomputation, ZeRO stage and
 //                  offload that fit according to the model; sharding specs come from a search over the model
 //   3. price       the most promising by simulating the trainer's own program, recorded on a dry device, with the
 //                  choices in the order of their estimates (plan/pricing.h)
-//   4. vary        the fastest of each strategy: other placements of its ranks, matrices that stay gathered
+//   4. vary        the fastest of each strategy: other placements of its ranks, matrices that stay gathered, chunks
 //   5. refine      the fastest layouts as sharding specs by moving to faster neighbours
 //                  (Plan::left_out lists what steps 2 to 5 did not try)
 //   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory and the number of

@@ -39,13 +39,6 @@ Machine machine_of(const Cluster& cluster, const Config& config, DType compute, 
   return machine;
 }
 
-bool has_equal_layers(const Config& config) {
-  const int64_t kept = config.parallel.cache_layers;
-  return (kept == 0 || kept >= config.model.n_layer) && config.parallel.layer.size() <= 1 &&
-         config.offload.resident == 0 && config.model.window_full_every == 0 && nope_interval(config.model) <= 1 &&
-         config::recomputed_layers(config) % config.model.n_layer == 0;
-}
-
 /// Returns true if a run fits in device memory and its host data fits in host memory.
 bool fits(const RunPlan& plan, const Cluster& cluster, int64_t limit) {
   const auto on_host = static_cast<double>(memory_of(plan).host);
@@ -65,6 +58,19 @@ Map on_line(const Map& a, const Map& b, double factor) {
   return line;
 }
 
+/// A strategy and a number of replicas. The estimates of a family have similar relative errors.
+using Family = std::pair<std::string, int64_t>;
+Family family_of(const PlannedRun& run) { return {run.strategy, run.config.parallel.data}; }
+
+}  // namespace
+
+bool has_equal_layers(const Config& config) {
+  const int64_t kept = config.parallel.cache_layers;
+  return (kept == 0 || kept >= config.model.n_layer) && config.parallel.layer.size() <= 1 &&
+         config.offload.resident == 0 && config.model.window_full_every == 0 && nope_interval(config.model) <= 1 &&
+         config::recomputed_layers(config) % config.model.n_layer == 0;
+}
+
 RunPlan on_line(const RunPlan& a, const RunPlan& b, double factor) {
   RunPlan line = b;
   line.memory = on_line(a.memory, b.memory, factor);
@@ -74,7 +80,6 @@ RunPlan on_line(const RunPlan& a, const RunPlan& b, double factor) {
   return line;
 }
 
-/// Sets the payload of scalar exchanges to that of a deeper model: their time is not linear in it.
 void deepen_scalars(Program& less, Program& more, double factor) {
   auto before = less.begin();
   for (Event& event : more) {
@@ -86,12 +91,6 @@ void deepen_scalars(Program& less, Program& more, double factor) {
   }
 }
 
-/// A strategy and a number of replicas. The estimates of a family have similar relative errors.
-using Family = std::pair<std::string, int64_t>;
-Family family_of(const PlannedRun& run) { return {run.strategy, run.config.parallel.data}; }
-
-}  // namespace
-
 PlannedRun planned(Config config) {
   PlannedRun run;
   config::drop_other_strategies(config);
@@ -102,6 +101,7 @@ PlannedRun planned(Config config) {
 }
 
 std::string identity(Config config) {
+  if (!config::is_given(config, "parallel.stage_layers")) config.parallel.stage_layers.clear();
   const sharding::ModelSharding sharding = config::sharding_of(config);
   config::set_tables(config, sharding);
   config::Parallel& p = config.parallel;
@@ -138,8 +138,11 @@ std::vector<std::string> other_names(const Config& config) {
     other.parallel.strategy = strategy->id;
     other.parallel.data = config.parallel.data;
     other.parallel.cache_layers = config.parallel.cache_layers;
+    other.parallel.stages = config.parallel.stages;
+    other.parallel.chunks = config.parallel.chunks;
+    other.parallel.stage_layers = config.parallel.stage_layers;
     if (strategy->id == config.parallel.strategy) continue;
-    strategy->each(other, config::ranks_of_replica(config), [&](const config::Parallel& parallel) {
+    strategy->each(other, config::ranks_of_stage(config), [&](const config::Parallel& parallel) {
       Config named = other;
       named.parallel = parallel;
       const bool chooses = config::chooses_vocab_axes(named);
@@ -161,10 +164,12 @@ std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
   constexpr size_t kEach = 2;
   std::vector<PlannedRun> chosen, left;
   std::map<Family, size_t> of_family;
+  std::map<int64_t, size_t> of_stages;
   for (PlannedRun& run : runs) {
-    size_t& count = of_family[family_of(run)];
-    const bool take = chosen.size() < most / 2 || count < kEach;
+    size_t &count = of_family[family_of(run)], &with_stages = of_stages[run.config.parallel.stages];
+    const bool take = chosen.size() < most / 2 || count < kEach || with_stages < kEach;
     count += take;
+    with_stages += take;
     (take ? chosen : left).push_back(std::move(run));
   }
   runs = std::move(left);
@@ -199,7 +204,8 @@ void Choice::set(Config& config) const {
 }
 
 bool may_choose_layers(const Config& config) {
-  return !config::is_given(config, "train.recompute") && !config::is_given(config, "train.recompute_layers");
+  return config.parallel.stages == 1 && !config::is_given(config, "train.recompute") &&
+         !config::is_given(config, "train.recompute_layers");
 }
 
 std::vector<Choice> choices(const Config& config, const Cluster& cluster) {
@@ -234,11 +240,11 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
   const auto record = [&](int64_t recorded) {
     Config config = run.config;
     config.model.n_layer = recorded;
-    config.optim.overlap = false;  // as in runs that would not fit otherwise
-    if (config.parallel.layer.size() == 1) config.parallel.layer.front().layers = 0;
-    return record_step(config, vocab_, machine_);
+    return this->record(config, 0);
   };
-  if (run.whole) {
+  if (run.config.parallel.stages > 1) {
+    price_stages(run, depth);
+  } else if (run.whole) {
     const StepProgram step = record(layers);
     run.time = plan::price(step, cluster_, machine_.compute);
     run.plan = step.plan;
@@ -278,8 +284,19 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
   conclude(run);
 }
 
+StepProgram Pricer::record(const Config& config, int64_t stage) const {
+  Config recorded = config;
+  recorded.optim.overlap = false;  // as in runs that would not fit otherwise
+  if (recorded.parallel.layer.size() == 1) recorded.parallel.layer.front().layers = 0;
+  return record_step(recorded, vocab_, setup::on_stage(machine_, config, stage));
+}
+
+int64_t Pricer::on_device(const RunPlan& plan) const {
+  return cluster_.cpu ? plan.total : setup::memory_of(plan).device;
+}
+
 void Pricer::conclude(PlannedRun& run) const {
-  if (!cluster_.cpu) run.plan.total = memory_of(run.plan).device;
+  run.plan.total = on_device(run.plan);
   run.fits = fits(run.plan, cluster_, machine_.memory_limit);
   const double tokens = static_cast<double>(run.config.train.global_batch * run.config.model.seq_len);
   run.tokens_per_s = tokens / run.time.total();

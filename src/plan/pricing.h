@@ -23,7 +23,7 @@ struct Choice {
   double seconds = 0, bytes = 0;
   void set(config::Config& config) const;
 };
-/// True if the planner may choose how many layers are recomputed.
+/// True if the planner may choose how many layers are recomputed: with several stages, all or none.
 bool may_choose_layers(const config::Config& config);
 /// Returns all choices that the given keys leave open; they recompute all layers alike.
 std::vector<Choice> choices(const config::Config& config, const Cluster& cluster);
@@ -45,12 +45,12 @@ struct PlannedRun {
 /// Returns the run of a configuration, to be priced; keys of other strategies are dropped.
 PlannedRun planned(config::Config config);
 /// Returns a text that is the same for equivalent layouts, whatever their strategy and axes: the sharding spec
-/// (adjacent axes that split the same dimensions are merged), the number of replicas, the micro-batch, and the number
-/// of layers whose matrices stay gathered.
+/// (adjacent axes that split the same dimensions are merged), the number of replicas, the micro-batch, the number
+/// of layers whose matrices stay gathered, and the stages, with the layers of chunks if these are given.
 std::string identity(config::Config config);
 /// Returns other strategies that express the same layout: "axonn-4d grid 4 x 1 x 1".
 std::vector<std::string> other_names(const config::Config& config);
-/// Removes and returns about `most` of the first runs, at least two of each family.
+/// Removes and returns about `most` of the first runs, at least two of each family and of each number of stages.
 std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most);
 /// Removes and returns at most `most` runs that may be faster than the best priced run, assuming that the additive
 /// model overestimates a run by no more than it did the priced runs of the family.
@@ -66,6 +66,13 @@ DType choose_compute(const config::Config& config, const Cluster& cluster);
 /// another part of the step.
 enum class Depth : uint8_t { few, all };
 
+/// True if all layers cost the same and none keeps its gathered matrices unless all do, so that a few are enough.
+bool has_equal_layers(const config::Config& config);
+/// a + factor · (b − a): memory, bytes and parameters; else b.
+RunPlan on_line(const RunPlan& a, const RunPlan& b, double factor);
+/// Sets the payload of scalar exchanges to that of a deeper model: their time is not linear in it.
+void deepen_scalars(Program& less, Program& more, double factor);
+
 /// The ranks of this machine, for clusters that were measured on it.
 struct OwnRanks {
   device::Isa isa = device::detect_isa();
@@ -79,7 +86,8 @@ class Pricer {
   /// pricer.
   Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks, const OwnRanks& own = {});
 
-  /// Fills in time, memory and bytes of run.config, whose layout must be legal.
+  /// Fills in time, memory and bytes of run.config, whose layout must be legal. Those of several stages are the memory
+  /// and the bytes of the stage that needs most memory; chooses parallel.stage_layers unless they are given.
   void price(PlannedRun& run, Depth depth = Depth::few) const;
   /// Prices the choices of a run in order and keeps the fastest that fits, or the smallest if none does.
   void price_choices(PlannedRun& run, Depth depth = Depth::few) const;
@@ -93,7 +101,16 @@ class Pricer {
   /// Returns the memory limit in bytes per rank.
   double memory_limit() const { return static_cast<double>(machine_.memory_limit); }
 
+  /// Fills in the memory of each stage of a run.
+  void add_stage_totals(PlannedRun& run) const;
+
  private:
+  /// Fills in the time and the plan of several stages, some of which are recorded.
+  void price_stages(PlannedRun& run, Depth depth) const;
+  /// Returns the program of a stage's first rank.
+  StepProgram record(const config::Config& config, int64_t stage) const;
+  /// Returns a plan's bytes on the device.
+  int64_t on_device(const RunPlan& plan) const;
   /// Fills in what follows from a run's time and memory.
   void conclude(PlannedRun& run) const;
   /// Prices an interleaved update with the device share that minimises its time, and with as much of the state

@@ -65,11 +65,12 @@ double orthogonalization_seconds(const Cluster& cluster, const config::Config& c
     matrices.push_back({optim::orthogonalize_flops(shape, 1),
                         seconds_of(cluster, type_of_products(config, compute), shape, config.muon.steps)});
   std::ranges::stable_sort(matrices, std::greater(), &Work::flops);
-  // Assigned to the ranks as optim::Ownership does.
+  // Assigned to the ranks of the stage with most layers as optim::Ownership does.
   const int64_t replicas = repeats_work(config) ? 1 : config.parallel.data;
-  std::vector<Work> ranks(static_cast<size_t>(config::ranks_of_replica(config) * replicas));
+  std::vector<Work> ranks(static_cast<size_t>(config::ranks_of_stage(config) * replicas));
+  const int64_t layers = (config.model.n_layer + config.parallel.stages - 1) / config.parallel.stages;
   for (const Work& matrix : matrices)
-    for (int64_t layer = 0; layer < config.model.n_layer; ++layer) {
+    for (int64_t layer = 0; layer < layers; ++layer) {
       Work& rank = *std::ranges::min_element(ranks, {}, &Work::flops);
       rank.flops += matrix.flops;
       rank.seconds += matrix.seconds;
@@ -88,7 +89,8 @@ double update_seconds(const Cluster& cluster, const config::Config& config, DTyp
   const auto parts = static_cast<double>(axes.ranks(split ? axes.all() : replica)), copies = ranks / parts;
   double elements = 0;
   for (const Shape& shape : matrices_of_block(config.model)) elements += static_cast<double>(shape.count());
-  const double sent = static_cast<double>(config.model.n_layer) * elements * (1 + copies - 2 / parts);
+  const double layers = static_cast<double>(config.model.n_layer) / static_cast<double>(config.parallel.stages);
+  const double sent = layers * elements * (1 + copies - 2 / parts);
   const GroupShape group = group_shape(cluster, parallel::mesh_shape(axes), among);
   const double exchange = collective_time(cluster, group, CommOp::all_to_all, type_of_products(config, compute),
                                           static_cast<int64_t>(sent / (ranks - 1)))

@@ -250,20 +250,20 @@ std::vector<RunPlan> plan_stages(const config::Config& config, int64_t vocab, co
 double bubble_by_flops(const config::Config& config, int64_t vocab) {
   const sharding::Stages stages = config::sharding_of(config).stages;
   if (stages.count == 1) return kUnknown;
-  std::vector<double> forward, backward, weights;  // by chunk
+  const bool split = stages.schedule == sharding::PipelineSchedule::zb_h1;  // passes for weight gradients, of layers
+  std::vector<double> forward, backward, weights;                           // by chunk
   int64_t layer = 0;
   for (const int64_t layers : stages.layers) {
-    forward.push_back(0);
-    double again = 0;
+    double own = 0, again = 0;
     for (const int64_t end = layer + layers; layer < end; ++layer) {
       const double flops = config::layer_flops(config.model, layer);
-      forward.back() += flops;
+      own += flops;
       if (recompute_of(config.train, layer) == config::Recompute::full) again += flops;
     }
-    weights.push_back(stages.schedule == sharding::PipelineSchedule::zb_h1 ? forward.back() : 0);
-    if (forward.size() == stages.layers.size())
-      forward.back() += 2.0 * static_cast<double>(vocab * config.model.d_model);
-    backward.push_back(2 * forward.back() + again - weights.back());
+    weights.push_back(split ? own : 0);
+    if (weights.size() == stages.layers.size()) own += 2.0 * static_cast<double>(vocab * config.model.d_model);
+    forward.push_back(own);
+    backward.push_back(2 * own + again - weights.back());
   }
   double work = 0;
   const auto seconds = [&](const sharding::Action& action) {

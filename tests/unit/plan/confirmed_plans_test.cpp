@@ -27,7 +27,9 @@ uint64_t cases(uint64_t usual) {
   return given == nullptr ? usual : static_cast<uint64_t>(std::atoll(given));
 }
 
-Plan plan_of(const std::string& model, const Sets& sets, int64_t devices, const Cluster& cluster, size_t shown) {
+/// Plans without stages, whose memory stages_test.cpp compares.
+Plan plan_of(const std::string& model, Sets sets, int64_t devices, const Cluster& cluster, size_t shown) {
+  sets.emplace_back("parallel.stages=1");
   const Config config = config::load_text(model, "test.toml", sets, {.files = false, .plans = true});
   return plan_layouts({.config = config, .vocab = config.data.vocab_size, .devices = devices, .shown = shown}, cluster);
 }

@@ -72,7 +72,7 @@ TEST(Planner, PredictsBytesAndMemoryOfAWholeRunFromAFewLayers) {
   // In the second model, the head needs the most memory with few layers, and the gradients with all.
   const std::pair<const char*, int64_t> models[] = {{"model.n_layer=7", 1000}, {"model.n_layer=24", 8000}};
   for (const auto& [layers, vocab] : models)
-    for (Config config : config::enumerate_layouts(small({layers}), 8, broken)) {
+    for (Config config : config::enumerate_layouts(small({layers, "parallel.stages=1"}), 8, broken)) {
       if (config.train.micro_batch != 8 && config.train.micro_batch != 4) continue;
       if (config::needs_spec(config)) continue;
       for (const char* recompute : {"none", "selective", "full"}) {
@@ -132,7 +132,8 @@ TEST(Planner, OneRankDoesNotCommunicateAndReplicasOnlySumGradients) {
 TEST(Planner, FasterHardwareIsNeverSlower) {
   const Cluster base = cluster_file("frontera-rtx");
   std::string broken;
-  for (const Config& config : config::enumerate_layouts(small({"train.micro_batch=4"}), 8, broken)) {
+  for (const Config& config :
+       config::enumerate_layouts(small({"train.micro_batch=4", "parallel.stages=1"}), 8, broken)) {
     if (config::needs_spec(config)) continue;
     const auto seconds = [&](const auto& change) {
       Cluster c = base;
@@ -221,11 +222,12 @@ TEST(Planner, NamesTheNearestNumbersOfDevicesThatHaveALayout) {
     return config::nearest_device_counts(small(sets), devices);
   };
   using Counts = std::vector<int64_t>;
-  const std::string megatron = "parallel.strategy=megatron-1d";
-  EXPECT_EQ(nearest({megatron}, 7), (Counts{4, 8}));
-  EXPECT_EQ(nearest({megatron}, 500), (Counts{512}));  // 32 replicas of 16 ranks, the most there are
-  EXPECT_EQ(nearest({megatron}, 700), Counts{});
-  EXPECT_EQ(nearest({"parallel.strategy=optimus-2d", "parallel.data=1"}, 15), (Counts{8, 16}));
+  const std::string megatron = "parallel.strategy=megatron-1d", one = "parallel.stages=1";
+  EXPECT_EQ(nearest({megatron, one}, 7), (Counts{4, 8}));
+  EXPECT_EQ(nearest({megatron}, 7), (Counts{6, 8})) << "three stages of two ranks";
+  EXPECT_EQ(nearest({megatron, one}, 500), (Counts{512}));  // 32 replicas of 16 ranks, the most there are
+  EXPECT_EQ(nearest({megatron, one}, 700), Counts{});
+  EXPECT_EQ(nearest({"parallel.strategy=optimus-2d", "parallel.data=1", one}, 15), (Counts{8, 16}));
   for (const int64_t devices : nearest({}, 7))
     EXPECT_FALSE(planned(small(), devices, cluster_file("h100")).runs.empty());
 }
@@ -352,7 +354,7 @@ TEST(Planner, NamesWhatItDidNotTry) {
   const std::string text = to_text(wide, cluster, 3);
   ASSERT_FALSE(wide.left_out.empty());
   tests::expect_parts(fmt::format("{}", fmt::join(wide.left_out, "\n")),
-                      {"sharding specs for ", "combinations of data and micro_batch", "with slower estimates"});
+                      {"sharding specs for ", "combinations of stages, data and micro_batch", "with slower estimates"});
   for (const std::string& part : wide.left_out) tests::expect_parts(text, {"not tried", part});
   const Plan narrow =
       planned(small({"parallel.strategy=megatron-1d", "parallel.data=4", "train.micro_batch=8"}), 4, cluster);

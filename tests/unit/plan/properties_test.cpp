@@ -67,9 +67,9 @@ TEST(Properties, LayoutsBySpecAreNeverEstimatedSlowerThanNamedOnes) {
     Draws draw(seed, "properties");
     const Cluster cluster = random_cluster(draw);
     const int64_t devices = draw.one_of<int64_t>({2, 4, 8}), micro = draw.one_of<int64_t>({8, 16});
-    Config config =
-        model(draw.one_of<int64_t>({1, 6, 24}), 16, draw.one_of<int64_t>({256, 1024, 4096}),
-              draw.one_of<int64_t>({64, 512}), 16, {"parallel.data=1", format("train.micro_batch={}", micro)});
+    Config config = model(draw.one_of<int64_t>({1, 6, 24}), 16, draw.one_of<int64_t>({256, 1024, 4096}),
+                          draw.one_of<int64_t>({64, 512}), 16,
+                          {"parallel.data=1", "parallel.stages=1", format("train.micro_batch={}", micro)});
     std::string broken;
     double named = 1e300;
     std::string of;

@@ -4,7 +4,9 @@
 // Also sizes, days and utilisation published by the latter and by Korthikanti et al. 2022, from our own counts.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <functional>
 #include <iostream>
 
 #include "config/flops.h"
@@ -26,6 +28,8 @@ Config gpt(int64_t layers, int64_t heads, int64_t hidden, int64_t batch) {
                            "published.toml", {"parallel.sequence_parallel=false"}, {.files = false});
 }
 
+config::Model model_of(int64_t layers, int64_t hidden) { return gpt(layers, hidden / 128, hidden, 8).model; }
+
 double step_seconds(Config config, const Cluster& cluster, int64_t tensor, int64_t data, int64_t micro) {
   config.parallel.tensor = tensor;
   config.parallel.data = data;
@@ -35,17 +39,23 @@ double step_seconds(Config config, const Cluster& cluster, int64_t tensor, int64
 
 Cluster a100() { return tests::cluster_file("a100-80gb"); }
 
+/// Returns the nodes with the efficiency of GEMMs with which a step takes these seconds.
+Cluster fitted(Cluster cluster, double seconds, const std::function<double(const Cluster&)>& step) {
+  double low = 0.2, high = 1;
+  for (int i = 0; i < 14; ++i) {
+    cluster.efficiency = 0.5 * (low + high);
+    (step(cluster) > seconds ? low : high) = cluster.efficiency;
+  }
+  return cluster;
+}
+
 /// Returns nodes of eight A100 as in Narayanan et al. The rate of GEMMs is fitted so that one layout without tensor
 /// parallelism takes its measured time. It thus includes that program's operators, which were less fused than ours.
 Cluster calibrated() {
   Cluster cluster = a100();
   cluster.inter.gb_per_s *= 0.5;  // 800 Gb/s of a node there, instead of 1600
-  double low = 0.2, high = 1;
-  for (int i = 0; i < 14; ++i) {
-    cluster.efficiency = 0.5 * (low + high);
-    (step_seconds(gpt(30, 32, 3072, 512), cluster, 1, 64, 8) > 3.5665 ? low : high) = cluster.efficiency;
-  }
-  return cluster;
+  return fitted(std::move(cluster), 3.5665,
+                [](const Cluster& tried) { return step_seconds(gpt(30, 32, 3072, 512), tried, 1, 64, 8); });
 }
 
 struct Row {
@@ -159,12 +169,136 @@ TEST(PublishedRuns, AreWithinTheErrorBandOfTheDataSheet) {
                   format("{} x {}, micro-batch {}", row.tensor, row.data, row.micro));
 }
 
+/// Returns those nodes with a communicator for each group of ranks, as those programs have: sums of gradients over
+/// replicas do not delay sums over tensor ranks.
+Cluster with_communicators() {
+  Cluster cluster = a100();
+  cluster.lanes = 3;
+  return cluster;
+}
+
+/// Returns a configuration with pipeline stages; the head is untied, since its weights are on another stage.
+Config staged(int64_t layers, int64_t heads, int64_t hidden, int64_t batch, int64_t stages, int64_t chunks = 1) {
+  Config config = gpt(layers, heads, hidden, batch);
+  config.parallel.stages = stages;
+  config.parallel.chunks = chunks;
+  return config;
+}
+// vTrain's multi-node table: fp16, 8 tensor ranks, full recomputation, 800 Gb/s of a node. The first run of each model
+// is fitted. Its runs with 2 tensor ranks and 8 stages or more are a quarter slower than all other runs suggest: left
+// out.
+TEST(PublishedRuns, OfStagesFollowFromOneOfThem) {
+  struct Row {
+    int64_t data, stages;
+    std::array<double, 3> ms;  // with micro-batches of 2, 3 and 4
+  };
+  struct Model {
+    int64_t hidden, layers;
+    std::vector<Row> rows;
+  };
+  for (const Model& m : {Model{8192,
+                               48,
+                               {{32, 2, {14614, 14850.4, 14757.3}},
+                                {16, 4, {14713.4, 14833.8, 14750.7}},
+                                {8, 8, {15001.9, 15270.7, 14967.1}},
+                                {4, 16, {15639.4, 16360.8, 15944.5}}}},
+                         Model{12288,
+                               96,
+                               {{8, 8, {55109.6, 56176.5, 58240.3}},
+                                {4, 16, {56315.8, 55677.5, 57504.3}},
+                                {2, 32, {58555.4, 57324.4, 59147.5}}}}}) {
+    const auto predicted = [&](const Row& row, int64_t micro, const Cluster& cluster) {
+      Config config = staged(m.layers, m.hidden / 128, m.hidden, 1536, row.stages);
+      config.parallel.tensor = 8;
+      config.parallel.data = row.data;
+      config.train.micro_batch = micro;
+      const StepTime time = price_config(config, kVocab, cluster).time;
+      // Gradients of fp16 are added in fp16, which halves the bytes.
+      const StepTime::Comm& gradients = time.comm.at("data");
+      return 1e3 * (time.total() - std::min(gradients.exposed, gradients.busy / 2));
+    };
+    Cluster half = with_communicators();
+    half.inter.gb_per_s *= 0.5;
+    const Row& first = m.rows.front();
+    const Cluster cluster = fitted(half, first.ms[0], [&](const Cluster& tried) { return predicted(first, 2, tried); });
+    double errors = 0, before = 0;
+    for (const Row& row : m.rows)
+      for (const int64_t micro : {2, 3, 4}) {
+        const double ms = predicted(row, micro, cluster), ratio = ms / row.ms[static_cast<size_t>(micro - 2)];
+        std::cout << format("{} wide, {} stages, micro-batch {}: {:.5g} ms, predicted {:.5g} ({:+.1f} %)\n", m.hidden,
+                            row.stages, micro, row.ms[static_cast<size_t>(micro - 2)], ms, 100 * (ratio - 1));
+        EXPECT_NEAR(ratio, 1, 0.12) << m.hidden << " wide, " << row.stages << " stages, micro-batch " << micro;
+        errors += std::abs(ratio - 1) / static_cast<double>(3 * m.rows.size());
+        if (micro > 2) continue;
+        EXPECT_GT(ms, before) << "more stages are slower, as measured";
+        before = ms;
+      }
+    EXPECT_LE(errors, 0.06) << m.hidden << " wide";
+    RecordProperty(format("mean_error_{}", m.hidden), format("{:.4f}", errors));
+  }
+}
+
+// Smith et al. 2022 (MT-NLG 530B): 8 tensor ranks, 35 stages, 1920 sequences. The prediction is scaled, and a constant
+// added, to agree with two runs; the third follows.
+TEST(PublishedRuns, OfOneModelOnMoreReplicasFollowFromTwo) {
+  const Cluster cluster = with_communicators();
+  const auto predicted = [&](int64_t data) {
+    return step_seconds(staged(105, 128, 20480, 1920, 35), cluster, 8, data, 1);
+  };
+  const double at_8 = predicted(8), at_10 = predicted(10), at_12 = predicted(12);
+  const double scale = (60.1 - 50.2) / (at_8 - at_10), seconds = 60.1 + scale * (at_12 - at_8);
+  std::cout << format(
+      "530 billion: predicted {:.4g}, {:.4g}, {:.4g} s, scale {:.3f}; third {:.4g} s (44.4, {:+.1f} %)\n", at_8, at_10,
+      at_12, scale, seconds, 100 * (seconds / 44.4 - 1));
+  EXPECT_NEAR(seconds / 44.4, 1, 0.03);
+}
+
+// Korthikanti et al. 2022, table 5: full recomputation, and sequence parallelism with recomputed scores.
+TEST(PublishedRuns, OfStagesGainFromLessRecomputation) {
+  struct Row {
+    const char* name;
+    int64_t hidden, heads, layers, stages, chunks, batch;
+    double full, selective, without_bubble;
+  };
+  constexpr Row kRows[] = {{"175 billion", 12288, 96, 96, 8, 3, 64, 18.13, 13.75, .533},
+                           {"530 billion", 20480, 128, 105, 35, 3, 280, 49.05, 37.83, .583},
+                           {"1 trillion", 25600, 160, 128, 64, 1, 512, 94.42, 71.49, .632}};
+  const auto predicted = [](const Row& r, bool full, const Cluster& cluster) {
+    Config config = staged(r.layers, r.heads, r.hidden, r.batch, r.stages, r.chunks);
+    if (!full) {
+      config.train.recompute = config::Recompute::none;
+      config.parallel.sequence_parallel = true;
+    }
+    // Those programs repeat whole blocks, ours not the last GEMM: of a stage's layers, in all turns of a step.
+    const double turns =
+        static_cast<double>(r.batch) + static_cast<double>(r.stages - 1) / static_cast<double>(r.chunks);
+    const double last = cluster.product_seconds(DType::bf16, {.m = 2048, .k = r.hidden / 2, .n = r.hidden}, 0);
+    const double more = full ? turns * static_cast<double>(r.layers) / static_cast<double>(r.stages) * last : 0;
+    return step_seconds(config, cluster, 8, 1, 1) + more;
+  };
+  const Cluster cluster =
+      fitted(a100(), kRows[0].full, [&](const Cluster& tried) { return predicted(kRows[0], true, tried); });
+  for (const Row& r : kRows) {
+    const double full = predicted(r, true, cluster), selective = predicted(r, false, cluster);
+    std::cout << format("{}: {:.4g} and {:.4g} s, predicted {:.4g} ({:+.1f} %) and {:.4g} ({:+.1f} %)\n", r.name,
+                        r.full, r.selective, full, 100 * (full / r.full - 1), selective,
+                        100 * (selective / r.selective - 1));
+    EXPECT_NEAR(full / selective / (r.full / r.selective), 1, 0.06) << r.name;
+    EXPECT_NEAR(full / r.full, 1, 0.15) << r.name;
+    EXPECT_NEAR(selective / r.selective, 1, 0.15) << r.name;
+    // The utilisation without the bubble.
+    const auto flops = config::flops_per_token(model_of(r.layers, r.hidden), kVocab, 0);
+    const double tokens = 2048 * static_cast<double>(r.batch) / static_cast<double>(8 * r.stages);  // of a device
+    const double bubble = static_cast<double>(r.stages - 1) / static_cast<double>(r.chunks * r.batch);
+    EXPECT_NEAR(config::utilisation(flops, tokens / r.selective, 312e12).mfu * (1 + bubble), r.without_bubble, 2e-3);
+  }
+}
+
 /// Returns FLOPs per token as these papers count them: all attention scores, and a second forward pass of the blocks.
 double recomputed_flops(const config::Model& m) {
   const config::FlopsPerToken flops = config::flops_per_token(m, kVocab, m.n_layer);
   return flops.full() + flops.recomputed + 2.0 * static_cast<double>(m.n_layer * m.d_model * m.seq_len);
 }
-config::Model model_of(int64_t layers, int64_t hidden) { return gpt(layers, hidden / 128, hidden, 8).model; }
 
 TEST(PublishedRuns, HaveTheSizesAndTimesOfOurCounts) {
   struct Row {
