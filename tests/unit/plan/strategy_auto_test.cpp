@@ -184,5 +184,16 @@ TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
   warns({"parallel.strategy=auto", "parallel.panels=gather"}, kPlenty, small(runs[3]), {"(parallel.panels)"});
 }
 
+TEST_F(StrategyAuto, KeepsGivenStagesAndThoseOfAResumedRun) {
+  std::vector<std::string> sets = kAuto;
+  sets.emplace_back("parallel.stages=2");
+  const Config staged = choose(small(sets), kPlenty);
+  EXPECT_EQ(staged.parallel.stages, 2);
+  EXPECT_EQ(config::ranks_of_replica(staged) * staged.parallel.data, kRanks);
+  EXPECT_EQ(std::ssize(staged.parallel.stage_layers), 2 * staged.parallel.chunks);
+  const Config resumed = choose(small(kAuto), kPlenty, staged);
+  EXPECT_EQ(config::to_toml(resumed), config::to_toml(staged));
+}
+
 }  // namespace
 }  // namespace trainer::plan
