@@ -33,7 +33,7 @@ std::string title_of(const Action& action, const Stages& stages);
 /// chunks per stage, the micro-batches must be a multiple of the stages, and the schedule 1f1b.
 ActionLists lists_of(const Stages& stages, int64_t micro_batches);
 
-/// Returns the lists of the forward passes alone, of any number of micro-batches, in the order of lists_of().
+/// Returns the lists of only the forward passes, of any number of micro-batches, in the order of lists_of().
 ActionLists forward_lists(const Stages& stages, int64_t micro_batches);
 
 /// A message from one chunk to a neighbouring one: the forward pass sends x to the next chunk, the backward pass dx to
