@@ -27,7 +27,7 @@ using nlohmann::json;
 
 /// True for the keys of pipeline stages.
 bool is_of_stages(const config::Key& key) {
-  return key.section == "parallel" && (key.name == "stages" || key.name == "chunks" || key.name == "stage_layers");
+  return key.section == "parallel" && std::ranges::count(config::kKeysOfStages, key.name) > 0;
 }
 
 json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
@@ -78,7 +78,6 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
 constexpr const char* kLegend =
     "ms/step = compute (matmuls, attention, other operators) + exposed (communication that is not overlapped)\n"
     "          + optimizer (update and offload)\n"
-    "bubble: share of the step in which ranks wait for other stages, in exposed and at the end of the step\n"
     "batch: train.micro_batch; recompute: selective+6 recomputes 6 layers fully, the rest selectively;\n"
     "memory: peak of one rank; wire bytes: sent per step by one group of ranks of each axis;\n"
     "tokens/s: total over all ranks; slower by: the part of the time that differs most from the first row\n";

@@ -102,7 +102,13 @@ std::vector<const Key*> rounding_keys(StrategyName strategy) {
 
 std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks) {
   std::vector<const Key*> kept = rounding_keys(trained.parallel.strategy);
-  for (const char* name : {"stages", "chunks", "stage_layers"}) kept.push_back(find_key("parallel", name));
+  // Chunks, layers and schedule of other stages would not fit.
+  bool same_stages = true;
+  for (const char* name : kKeysOfStages) {
+    const Key* key = find_key("parallel", name);
+    same_stages &= !is_given(config, key->path().c_str()) || key->get(config) == key->get(trained);
+    if (same_stages) kept.push_back(key);
+  }
   for (const Key* key : kept) {
     const bool given = is_given(config, key->path().c_str()) && key->get(config) != Value("auto");
     if (given || key->name == "rs_dtype") continue;  // the planner does not choose rs_dtype

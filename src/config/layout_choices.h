@@ -28,6 +28,8 @@ bool chooses_vocab_axes(const Config& config);
 /// Makes that choice: with it a rank sends fewer bytes, of features and their gradients or of logits of `vocab` tokens.
 void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 
+/// The keys of [parallel] that describe stages; each is chosen for given values of those before.
+inline constexpr const char* kKeysOfStages[] = {"stages", "chunks", "pipeline_schedule", "stage_layers"};
 /// The settings that turn a layout with stages into that of one stage, for --set.
 inline constexpr const char* kOneStage =
     "parallel.stages=1 parallel.chunks=1 parallel.pipeline_schedule=1f1b parallel.stage_layers=[]";

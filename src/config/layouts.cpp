@@ -283,6 +283,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
         return note(format("{} requires {} ranks per replica, but {} devices with data = {} leave {}",
                            replica_text(trial), own * base.parallel.stages, devices, base.parallel.data,
                            ranks * base.parallel.stages));
+      if (const std::vector<BrokenRule> broken = malformed_keys(base); !broken.empty()) return note(broken.front().text);
       if (ranks > 1) return found.push_back(trial);
       set_tables(trial, {.layers = {{.count = config.model.n_layer}}});  // nothing to search: replicas only
       return add_trial();
@@ -406,11 +407,12 @@ std::vector<Config> stage_variants(const Config& config) {
   std::vector<Config> all;
   const Parallel& p = config.parallel;
   const int64_t micro_batches = config.train.global_batch / (config.train.micro_batch * p.data);
-  if (p.stages == 1 || is_given(config, "parallel.chunks") || micro_batches % p.stages != 0) return all;
-  for (int64_t chunks = 2; chunks * p.stages <= config.model.n_layer + 2; chunks *= 2) {
-    all.push_back(config);
-    all.back().parallel.chunks = chunks;
-    all.back().parallel.stage_layers.clear();
+  if (p.stages == 1 || is_given(config, "parallel.chunks") || is_given(config, "parallel.stage_layers")) return all;
+  Config other = config;
+  other.parallel.stage_layers.clear();
+  for (int64_t chunks = 2; chunks <= 64 && chunks * p.stages <= config.model.n_layer + 2; chunks *= 2) {
+    other.parallel.chunks = chunks;
+    if (micro_batches % p.stages == 0 && layout_fits(other)) all.push_back(other);
   }
   return all;
 }

@@ -163,6 +163,8 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
         format_bytes(run.plan.total), format_bytes(bytes_of(run)), format_count(run.tokens_per_s),
         format_percent(run.mfu), fmt::join(notes, "; "));
   }
+  if (staged)
+    text += "bubble: share of the step in which ranks wait for other stages, in exposed and at the end of the step\n";
   if (!plan.runs.empty() && !plan.runs.front().plan.stage_totals.empty()) {
     text += "row 1:\n";
     for (const std::string& line : setup::stage_lines(plan.runs.front().config, plan.runs.front().plan))

@@ -80,6 +80,9 @@ class Planning {
     recompute_less();
     if (plan_.runs.empty() && plan_.too_large.empty()) obstacles_.throw_first();
     if (obstacles_.count() > 0) plan_.left_out.push_back(obstacles_.text());
+    if (std::ranges::any_of(plan_.runs, [](const PlannedRun& run) { return run.config.parallel.stages > 1; }))
+      leave_out("{}sharding specs and recomputation that differ between stages",
+                config::is_given(request_.config, "parallel.pipeline_schedule") ? "" : "the schedule zb-h1, ");
     if (!plan_.runs.empty() && plan_.runs.front().config.parallel.stages > 1)
       pricer_.add_stage_totals(plan_.runs.front());
     plan_.spares_bf16_gradients = !plan_.runs.empty() && !request_.bf16_gradients &&
@@ -124,8 +127,6 @@ class Planning {
     });
     const bool only_specs = by_batch.empty();
     searches_specs_ = !to_search.empty();
-    if (std::ranges::any_of(to_search, [](const Config* config) { return config->parallel.stages > 1; }))
-      leave_out("sharding specs and recomputation that differ between stages");
     if (!only_specs && to_search.size() > kSearched)
       leave_out("sharding specs for {} of {} combinations of stages, data and micro_batch",
                 to_search.size() - kSearched, to_search.size());

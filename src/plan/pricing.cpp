@@ -138,9 +138,10 @@ std::vector<std::string> other_names(const Config& config) {
     other.parallel.strategy = strategy->id;
     other.parallel.data = config.parallel.data;
     other.parallel.cache_layers = config.parallel.cache_layers;
-    other.parallel.stages = config.parallel.stages;
-    other.parallel.chunks = config.parallel.chunks;
-    other.parallel.stage_layers = config.parallel.stage_layers;
+    for (const char* name : config::kKeysOfStages) {
+      const config::Key* key = config::find_key("parallel", name);
+      key->set(other, key->get(config));
+    }
     if (strategy->id == config.parallel.strategy) continue;
     strategy->each(other, config::ranks_of_stage(config), [&](const config::Parallel& parallel) {
       Config named = other;

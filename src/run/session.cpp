@@ -162,15 +162,15 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   const comm::GpuTransport between_gpus =
       comm::choose_gpu_transport(world, *dry, config::requested_nccl(requested.parallel));
   machine.nccl = between_gpus.nccl;
-  // With several lanes, older drivers start NCCL's kernels one after another: none while one waits for another stage.
-  if (machine.nccl && requested.parallel.stages > 1 && requested.parallel.lanes > 1)
-    throw Error(Code::config, format("{}: lanes = {} with stages is for other transports than NCCL; use lanes = 1",
-                                     config::place(requested, "parallel.lanes"), requested.parallel.lanes))
-        .on(Scope::all_ranks);
   const std::optional<config::Config> trained = config_to_resume(world, requested);
   config::Config config = requested;
   if (config::is_automatic(config))
     config = plan::choose_strategy(world, config, trained, data::planned_vocab(config), machine);
+  // With several lanes, older drivers start NCCL's kernels one after another: none while one waits for another stage.
+  if (machine.nccl && config.parallel.stages > 1 && config.parallel.lanes > 1)
+    throw Error(Code::config, format("{}: lanes = {} with stages is for other transports than NCCL; use lanes = 1",
+                                     config::place(requested, "parallel.lanes"), config.parallel.lanes))
+        .on(Scope::all_ranks);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
   const config::Panels panels = trained && !config::is_automatic(requested)
                                     ? keep_choices(world, trained->parallel, config)

@@ -296,11 +296,10 @@ std::vector<std::string> stage_lines(const config::Config& config, const RunPlan
 
 std::string few_micro_batches_text(const config::Config& config, const RunPlan& plan) {
   const int64_t stages = config.parallel.stages, count = micro_batches(config);
-  if (count >= 2 * (stages - 1)) return {};
+  if (count >= 2 * (stages - 1) || plan.bubble <= 1.0 / 3) return {};
   return format(
       "parallel.stages = {} with {} micro-batch{} per step: {} of the time is bubble; raise train.global_batch or "
-      "lower "
-      "train.micro_batch",
+      "lower train.micro_batch",
       stages, count, count == 1 ? "" : "es", format_percent(plan.bubble));
 }
 
