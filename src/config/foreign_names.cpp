@@ -61,6 +61,7 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"pp", "parallel.stages"},
       {"pipeline_parallel_degree", "parallel.stages"},
       {"pipeline_parallel_size", "parallel.stages"},
+      {"pipeline_parallel_schedule", "parallel.pipeline_schedule"},
       {"pipeline_model_parallel_size", "parallel.stages"},
       {"use_distributed_optimizer", "parallel.zero_stage"},
   };

@@ -36,6 +36,7 @@ const Case kCases[] = {
     {"[parallel]\nexpert_parallel = 2", "2:1: parallel.", {"expert parallelism is not supported"}},
     {"[parallel]\ntensor_parallel_degree = 2", "2:1: parallel.", {"did you mean parallel.tensor"}},
     {"[parallel]\npipeline_model_parallel_size = 2", "2:1: parallel.", {"parallel.stages"}},
+    {"[parallel]\npipeline_parallel_schedule = '1F1B'", "2:1: parallel.", {"parallel.pipeline_schedule"}},
     {"[parallel]\nnum_layers_per_virtual_pipeline_stage = 2", "2:1: parallel.", {"parallel.chunks"}},
     {"[parallel]\nchunks = 2", "2:10: parallel.chunks: ", {"needs several stages", "use chunks = 1"}},
     {"[parallel]\npipeline_schedule = 'zb-h1'",
