@@ -30,9 +30,6 @@ void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 
 /// The keys of [parallel] that describe stages; each is chosen for given values of those before.
 inline constexpr const char* kKeysOfStages[] = {"stages", "chunks", "pipeline_schedule", "stage_layers"};
-/// The settings that turn a layout with stages into that of one stage, for --set.
-inline constexpr const char* kOneStage =
-    "parallel.stages=1 parallel.chunks=1 parallel.pipeline_schedule=1f1b parallel.stage_layers=[]";
 /// Chooses parallel.stage_layers if it is empty and there are several stages: the largest chunk has as few FLOPs as
 /// possible, recomputation and the head of `vocab` tokens included (sharding::split_layers).
 void choose_stage_layers(Config& config, int64_t vocab);

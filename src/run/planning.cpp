@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "plan/prediction.h"
@@ -72,6 +73,13 @@ setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t
   if (choices.size() > 1 && world.first()) log::info("layout chosen by memory: {}", config::layout_text(config));
   if (const std::string few = setup::few_micro_batches_text(config, plan); world.first() && !few.empty())
     log::warning("{}", few);
+  if (config.parallel.pipeline_schedule == sharding::PipelineSchedule::zb_h1 && world.first() &&
+      recompute_of(config.train, 0) == config::Recompute::full)
+    log::warning(
+        "parallel.pipeline_schedule = \"zb-h1\" with train.recompute = \"full\" keeps the inputs of all weight "
+        "gradients "
+        "of {} micro-batches (predicted {}); \"1f1b\" takes less memory",
+        config.parallel.stages, format_bytes(static_cast<double>(std::ranges::max(plan.stage_totals))));
   return plan;
 }
 

@@ -166,11 +166,7 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   config::Config config = requested;
   if (config::is_automatic(config))
     config = plan::choose_strategy(world, config, trained, data::planned_vocab(config), machine);
-  // With several lanes, older drivers start NCCL's kernels one after another: none while one waits for another stage.
-  if (machine.nccl && config.parallel.stages > 1 && config.parallel.lanes > 1)
-    throw Error(Code::config, format("{}: lanes = {} with stages is for other transports than NCCL; use lanes = 1",
-                                     config::place(requested, "parallel.lanes"), config.parallel.lanes))
-        .on(Scope::all_ranks);
+  setup::require_lanes_for_stages(config, machine);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
   const config::Panels panels = trained && !config::is_automatic(requested)
                                     ? keep_choices(world, trained->parallel, config)
@@ -216,11 +212,6 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
     log::warning(
         "parallel.panels = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory; "
         "results will round differently");
-  if (config.parallel.pipeline_schedule == sharding::PipelineSchedule::zb_h1 && world.first() &&
-      recompute_of(config.train, 0) == config::Recompute::full)
-    log::warning(
-        "parallel.pipeline_schedule = \"zb-h1\": recomputed layers keep what their weight gradients need until these "
-        "are computed; \"1f1b\" takes less memory");
   return TrainingLoop(world, config, options,
                       {machine, between_gpus, tuning_hash, std::move(datasets), std::move(*plan)})
       .run();

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "comm/gpu_transport.h"
+#include "config/mistakes.h"
 #include "config/resolve.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/attention.h"
@@ -144,6 +145,14 @@ device::Isa agree_on_isa(comm::World& world, device::Isa own) {
         "that their results agree",
         name_of(of(highest)), highest - all.begin(), name_of(of(lowest)), lowest - all.begin(), name_of(of(lowest)));
   return of(lowest);
+}
+
+void require_lanes_for_stages(const config::Config& config, const Machine& machine) {
+  if (machine.nccl && config.parallel.stages > 1 && config.parallel.lanes > 1)
+    throw Error(Code::config,
+                format("{}: lanes = {} with several stages needs another transport than NCCL; use lanes = 1",
+                       config::place(config, "parallel.lanes"), config.parallel.lanes))
+        .on(Scope::all_ranks);
 }
 
 void require_one_compute(comm::World& world, const Machine& machine) {

@@ -32,6 +32,9 @@ Machine choose_machine(const config::Config& config, comm::World& world);
 /// Returns the lowest of the ranks' instruction sets, which all ranks use: kernels for different sets round
 /// differently, so copies of the same weights would drift apart. Logs one line if they differ. Collective.
 device::Isa agree_on_isa(comm::World& world, device::Isa own);
+/// Throws Code::config for several lanes of NCCL and several stages: older drivers start the lanes' kernels one after
+/// another, none while one waits for another stage. To be called on all ranks.
+void require_lanes_for_stages(const config::Config& config, const Machine& machine);
 /// Throws Code::plan if ranks would compute in different types, which can happen when each rank uses its machine's
 /// default. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);

@@ -48,7 +48,8 @@ class ModelRunner {
   double loss_sum(const data::TokenBatch& batch) { return loss_sums({&batch, 1}).front(); }
   /// Returns the same of each of at most batches_at_once() batches; the stages compute different ones at the same time.
   std::vector<double> loss_sums(std::span<const data::TokenBatch> batches);
-  /// Returns how many batches loss_sums() takes, enough to keep all stages busy: 1 with one stage.
+  /// Returns how many batches loss_sums() takes: with stages as many as a step has micro-batches, at most four per
+  /// stage.
   int64_t batches_at_once() const { return std::min(batches_, 4 * sharding_.stages.count); }
   /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state. `first_key` is
   /// empty unless documents are separate.

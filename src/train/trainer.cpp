@@ -25,12 +25,12 @@ std::string_view name_of(double PhaseMs::*phase) {
 }  // namespace
 
 /// Charges the time since the last call to a phase. Waits for the GPU first, so its work is charged to the phase that
-/// launched it.
+/// launched it; with `ahead` it does not, so that the work of the next phases is launched before that of this one ends.
 class Trainer::PhaseClock {
  public:
   PhaseClock(device::Device& device, PhaseMs& phases, Trace* trace) : device_(device), phases_(phases), trace_(trace) {}
-  void charge(double PhaseMs::*phase) {
-    device_.synchronize();
+  void charge(double PhaseMs::*phase, bool ahead = false) {
+    if (!ahead) device_.synchronize();
     const double now = now_seconds();
     phases_.*phase += (now - last_) * 1e3;
     if (trace_ != nullptr) trace_->add({.name = name_of(phase), .time = {last_, now}});
@@ -166,10 +166,11 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
       draw_ahead(first_sample(work, micro + 1), batches);
       add_losses(micro);
     }
-    clock.charge(actions_[a].has(sharding::kBackward) ? &PhaseMs::backward : &PhaseMs::forward);
+    clock.charge(actions_[a].passes == sharding::kForward ? &PhaseMs::forward : &PhaseMs::backward, has_stages());
     if (has_stages()) clock.name(titles_[a], begin_action);
   }
   links_.end_list(ex);
+  if (has_stages()) clock.charge(&PhaseMs::backward);  // GPUs have launched all actions by now
   if (has_stages()) sums.back() = now_seconds() - begin - (seconds_waited() - waited);
   for (int64_t micro = 0; has_stages() && micro < work.micro_batches; ++micro) add_losses(micro);
   const int ranks = scalars_->sum_over_rows(sums);
@@ -290,7 +291,7 @@ void Trainer::run_passes(Exec& ex, const Run& of, const parallel::Batch& loaded,
   Scratch passed = links_.take(ex, action);
   if (action.has(sharding::kForward)) {
     passed = model_->forward(ex, batch, saved, std::move(passed));
-    if (clock != nullptr) clock->charge(&PhaseMs::forward);
+    if (clock != nullptr) clock->charge(&PhaseMs::forward, has_stages());
   }
   if (action.has(sharding::kBackward) || action.has(sharding::kWeights)) grads_->begin_micro(of.kind.last);
   if (action.has(sharding::kBackward)) {

@@ -72,8 +72,9 @@ class Trainer : public ModelRunner {
     std::optional<Spike> spike;
     bool interrupted = false;
     double visible_share = 1;  // visible share of the causal pairs of query and key in this replica's sequences
-    /// Mean over the ranks of the seconds in which a rank waits for other stages: for messages, and after its list for
-    /// the stage that ends last. NaN with one stage, and on GPUs, where the host does not wait.
+    /// Mean of the seconds in which a rank waits for other stages, over the ranks that have losses of different rows,
+    /// of all stages: for messages, and after its list for the stage that ends last. NaN with one stage, and on GPUs,
+    /// where the host does not wait.
     double bubble = kUnknown;
     PhaseMs phase_ms;
   };

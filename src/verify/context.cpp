@@ -62,6 +62,7 @@ Context::Context(comm::World& on_world, const config::Config& run, const Options
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   between_gpus = comm::choose_gpu_transport(world, *dry, config::requested_nccl(run.parallel));
   machine.nccl = between_gpus.nccl;
+  setup::require_lanes_for_stages(run, machine);
   vocab = data::planned_vocab(run);
   setup::use_gemm_tuning(config, world, *dry);
   if (config::choices_by_memory(config).size() > 1)

@@ -324,7 +324,7 @@ class Logs(rig.Runs):
         sets = ("parallel.stages=64", "model.n_layer=64", "train.global_batch=256", "parallel.transport=threads")
         said = self.trainer("train", "--dry-run", *self.train_args(sets, {}), stdout=True)
         self.assertIn("layout     64 stages (1f1b), tensor 1, data 1: 64 ranks", said)
-        self.assertLess(time.monotonic() - begin, 10)  # 2 s on an idle machine
+        self.assertLess(time.monotonic() - begin, 30)  # 2 s on an idle machine
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ class Verify(rig.Runs):
     def test_the_configuration_for_stages_passes_in_a_minute(self):
         config = pathlib.Path(__file__).parents[2] / "configs/pipeline.toml"
         shutil.copy(config, self.folder / "config.toml")
-        checks, document = self.verify("data.train=text.txt")
-        self.assertEqual(self.passed(checks), set(ALL) - {"transport", "data"})
+        checks, document = self.verify("data.train=text.txt", only="gradients,links,resume")
+        self.assertEqual(self.passed(checks), {"gradients", "links", "resume"})
         self.assertEqual((document["layout"], document["ranks"]), ("2 stages (1f1b), tensor 2, data 1", 4))
         if document["complete"]:
             self.assertLess(document["seconds"], 60)

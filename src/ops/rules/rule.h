@@ -8,9 +8,9 @@
 //   element   updates the states in place and returns the new weight, from the scalars k, the weight p, the states s
 //             and the gradient g, which is scaled already
 // M has the operations that are rounded once on every device: fused(a, b, c) = a·b + c; square_root(x);
-// where_at_least(x, floor, y): y, or 0 where x is below floor. Besides them a rule may use *, / and unary minus only,
-// and no constants: all scalars are computed on the host in double, and then rounded to T. So all devices compute the
-// same bits.
+// where_at_least(x, floor, y): y, or 0 where x is below floor, a scalar of the rule. Besides them a rule may use *, /
+// and unary minus only, and no constants: all scalars are computed on the host in double, and then rounded to T. So all
+// devices compute the same bits.
 #include <array>
 #include <cstddef>
 

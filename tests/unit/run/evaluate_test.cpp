@@ -122,6 +122,7 @@ TEST(Evaluate, SlidingWindowsAreTheSameOnManyRanks) {
     double loss = 0;
     comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
       Tiny run(&world, layout, DType::f64, 1);
+      EXPECT_EQ(run.trainer.batches_at_once(), layout.parallel.stages > 1 ? 8 : 1);
       const auto result = run::evaluate(run.trainer, dataset, {.stride = 5}, nullptr, {});
       EXPECT_EQ(result.report.tokens, 149);
       if (world.first()) loss = result.report.loss;

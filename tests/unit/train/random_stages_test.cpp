@@ -8,6 +8,8 @@
 namespace trainer::tests {
 namespace {
 
+using sharding::PipelineSchedule;
+
 constexpr int64_t kSteps = 10, kAll = 200;
 
 /// Returns two stages of two ranks, or four stages, with any split of the layers and number of micro-batches.
@@ -20,6 +22,7 @@ config::Config draw_stages(Draws& draw) {
   c.train.micro_batch = 1;
   c.parallel.stages = stages;
   c.parallel.chunks = stages == 2 ? draw.one_of<int64_t>({1, 2}) : 1;
+  if (c.parallel.chunks == 1) c.parallel.pipeline_schedule = draw.one_of({PipelineSchedule{}, PipelineSchedule::zb_h1});
   c.parallel.zero_stage = draw.below(2);
   std::vector<int64_t>& layers = c.parallel.stage_layers;
   layers.assign(static_cast<size_t>(stages * c.parallel.chunks), 1);
@@ -39,6 +42,7 @@ TEST(RandomStages, HaveTheBitsOfOneStageWithDelayedMessages) {
                         testing::PrintToString(many.parallel.stage_layers), many.train.global_batch));
     config::Config one = many;
     one.parallel.stages = one.parallel.chunks = 1;
+    one.parallel.pipeline_schedule = {};
     one.parallel.stage_layers.clear();
     const Result found = train(many, DType::f32, kSteps, {.delay = draw.between_logarithms(1e-5, 1e-3)});
     expect_same_bits(found, train(one, DType::f32, kSteps));

@@ -111,7 +111,15 @@ config::Config staged() {
   c.parallel.stage_layers = {1, 1};
   return c;
 }
-INSTANTIATE_TEST_SUITE_P(Stages, Replays, testing::Values(LayoutCase{"Tensor2Data2Stages2", staged()}), name_of_case);
+config::Config zb_h1() {
+  config::Config c = staged();
+  c.parallel.pipeline_schedule = sharding::PipelineSchedule::zb_h1;
+  return c;
+}
+INSTANTIATE_TEST_SUITE_P(Stages, Replays,
+                         testing::Values(LayoutCase{"Tensor2Data2Stages2", staged()},
+                                         LayoutCase{"Tensor2Data2Stages2ZbH1", zb_h1()}),
+                         name_of_case);
 
 TEST(Replay, NamesTheMinorityOfThreeReplicas) {
   // The third rank's second pass is wrong: for the batch of replica 0.

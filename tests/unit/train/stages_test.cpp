@@ -162,6 +162,7 @@ TEST(Stages, ComposeWithOtherFeatures) {
   same("separate documents", [](Config& o) { o.data.separate_documents = true; });
   same("full recomputation", [](Config& o) { o.train.recompute = config::Recompute::full; });
   same("a recomputed layer", [](Config& o) { o.train.recompute_layers = 1; });
+  same("no dropout", [](Config& o) { o.model.dropout = 0; });
   same("bf16 moments", [](Config& o) { o.optim.moments = config::Moments::bf16; });
   same("no overlap", [](Config& o) { o.debug.overlap = false; });
   for (const int64_t stages : {2, 3})

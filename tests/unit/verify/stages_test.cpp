@@ -13,10 +13,10 @@ struct Layout {
   std::vector<std::string> sets;
 };
 
-// A schedule is one row more.
 const Layout kLayouts[] = {
     {"OneForwardOneBackward", {"parallel.stages=2", "parallel.tensor=2"}},
     {"Chunks", {"parallel.stages=2", "parallel.chunks=2", "parallel.data=2", "parallel.zero_stage=1"}},
+    {"ZbH1", {"parallel.stages=2", "parallel.pipeline_schedule=zb-h1", "parallel.tensor=2"}},
     {"TiedTable", {"parallel.stages=3", "model.tie_embeddings=true", "optim.name=muon"}},
 };
 
