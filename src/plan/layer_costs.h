@@ -175,7 +175,7 @@ class LayerCosts {
   double rows_, width_, wide_, heads_, kv_heads_, queries_, keys_,
       vocab_;  // rows_ counts those of a replica's micro-batch
   double element_, accumulation_;
-  double share_, in_flight_;  // of several stages: the layers of the first, the micro-batches whose activations it has
+  double share_, in_flight_;  // the first stage's share of the layers; the micro-batches in flight there
   Kept linears_, tables_;
   bool gated_;
   std::map<Site, Matrix> matrices_;  // those of a layer; all layers have the same

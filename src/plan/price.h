@@ -64,10 +64,10 @@ struct StageTime {
   struct Part {
     sharding::ActionKind kind;
     int64_t count = 1;
-    StepTime time;  // of each
+    StepTime time;  // the time of each
   };
   std::vector<Part> parts;
-  StepTime rest;  // of what follows the last action
+  StepTime rest;  // the time of what follows the last action
 };
 StageTime price_parts(const StepProgram& step, const Cluster& cluster, DType compute);
 /// Returns the time of the stage that ends last: of its programs, with its waits along "stage". `times`: by stage; the

@@ -19,7 +19,7 @@ using config::Config;
 /// Stages that run the same programs.
 struct Alike {
   int64_t first = 0, last = 0;  // the first and the last one
-  std::vector<int64_t> layers;  // of each chunk
+  std::vector<int64_t> layers;  // number in each chunk
   StageTime time;
 
   int64_t total() const { return std::reduce(layers.begin(), layers.end()); }

@@ -29,8 +29,8 @@ struct Summary {
   // Medians over the steps in that setup, without the first two, which warm up:
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
-  double bubble = kUnknown;                                           // of several stages, on CPUs
-  double predicted_bubble = kUnknown;                                 // of several stages
+  double bubble = kUnknown;                                           // measured on CPUs, with several stages
+  double predicted_bubble = kUnknown;                                 // known with several stages
   double predicted_step_ms = kUnknown, predicted_wait_ms = kUnknown;  // not known without a profile
   PhaseMs phase_ms;                                                   // means over the same steps
   double mean_step_ms = 0;                                            // mean over them of the whole step

@@ -288,7 +288,7 @@ TEST(PublishedRuns, OfStagesGainFromLessRecomputation) {
     EXPECT_NEAR(selective / r.selective, 1, 0.15) << r.name;
     // The utilisation without the bubble.
     const auto flops = config::flops_per_token(model_of(r.layers, r.hidden), kVocab, 0);
-    const double tokens = 2048 * static_cast<double>(r.batch) / static_cast<double>(8 * r.stages);  // of a device
+    const double tokens = 2048 * static_cast<double>(r.batch) / static_cast<double>(8 * r.stages);  // per device
     const double bubble = static_cast<double>(r.stages - 1) / static_cast<double>(r.chunks * r.batch);
     EXPECT_NEAR(config::utilisation(flops, tokens / r.selective, 312e12).mfu * (1 + bubble), r.without_bubble, 2e-3);
   }
