@@ -368,7 +368,8 @@ const std::vector<Section>& sections() {
       {"sgd", "Gradient descent, used with optim.name = \"sgd\"."},
       {"precision", "Data types. Repeated runs produce bitwise identical results, with NCCL if it repeats itself."},
       {"parallel",
-       "Parallelism. World size = stages x ranks of one (tensor; shards; q * q * d; x * y * z; product of axes) x data."},
+       "Parallelism. World size = stages x ranks of one (tensor; shards; q * q * d; x * y * z; product of axes) x "
+       "data."},
       {"offload", "Optimizer state in host memory."},
       {"checkpoint", "Saving and resuming."},
       {"log", "Logs, metrics and the report."},

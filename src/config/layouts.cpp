@@ -283,7 +283,8 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
         return note(format("{} requires {} ranks per replica, but {} devices with data = {} leave {}",
                            replica_text(trial), own * base.parallel.stages, devices, base.parallel.data,
                            ranks * base.parallel.stages));
-      if (const std::vector<BrokenRule> broken = malformed_keys(base); !broken.empty()) return note(broken.front().text);
+      if (const std::vector<BrokenRule> broken = malformed_keys(base); !broken.empty())
+        return note(broken.front().text);
       if (ranks > 1) return found.push_back(trial);
       set_tables(trial, {.layers = {{.count = config.model.n_layer}}});  // nothing to search: replicas only
       return add_trial();

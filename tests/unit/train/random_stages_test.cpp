@@ -22,7 +22,8 @@ config::Config draw_stages(Draws& draw) {
   c.train.micro_batch = 1;
   c.parallel.stages = stages;
   c.parallel.chunks = stages == 2 ? draw.one_of<int64_t>({1, 2}) : 1;
-  if (c.parallel.chunks == 1) c.parallel.pipeline_schedule = draw.one_of({PipelineSchedule{}, PipelineSchedule::zb_h1});
+  if (c.parallel.chunks == 1)
+    c.parallel.pipeline_schedule = draw.one_of<PipelineSchedule>({{}, PipelineSchedule::zb_h1});
   c.parallel.zero_stage = draw.below(2);
   std::vector<int64_t>& layers = c.parallel.stage_layers;
   layers.assign(static_cast<size_t>(stages * c.parallel.chunks), 1);
