@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "config/layout_choices.h"
+#include "config/stages.h"
 #include "report/events_json.h"
 #include "setup/gpu_peak.h"
 #include "setup/machine.h"

@@ -14,6 +14,7 @@
 #include "config/keys.h"
 #include "config/layouts.h"
 #include "config/load.h"
+#include "config/stages.h"
 #include "config/text.h"
 #include "data/source.h"
 #include "plan/plan_text.h"

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include "config/flops.h"
 #include "config/keys.h"
 #include "config/layouts.h"
-#include "sharding/pipeline.h"
+#include "config/stages.h"
 
 namespace trainer::config {
 
@@ -75,16 +74,6 @@ void choose_vocab_axes(Config& config, int64_t vocab, DType compute) {
   const int64_t logits = 2 * sum * (vocab / p.grid[0]), features = (3 * element + sum) * config.model.d_model;
   p.vocab_axes = VocabAxes::xy;
   if (features >= logits || !layout_fits(config)) p.vocab_axes = VocabAxes::x;
-}
-
-void choose_stage_layers(Config& config, int64_t vocab) {
-  Parallel& p = config.parallel;
-  if (p.stages == 1 || !p.stage_layers.empty()) return;
-  std::vector<double> costs;
-  for (int64_t layer = 0; layer < config.model.n_layer; ++layer)
-    costs.push_back((recompute_of(config.train, layer) == Recompute::full ? 4 : 3) * layer_flops(config.model, layer));
-  p.stage_layers =
-      sharding::split_layers(costs, 6.0 * static_cast<double>(vocab * config.model.d_model), p.stages * p.chunks);
 }
 
 namespace {

@@ -28,16 +28,11 @@ bool chooses_vocab_axes(const Config& config);
 /// Makes that choice: with it a rank sends fewer bytes, of features and their gradients or of logits of `vocab` tokens.
 void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 
-/// The keys of [parallel] that describe stages; each is chosen for given values of those before.
-inline constexpr const char* kKeysOfStages[] = {"stages", "chunks", "pipeline_schedule", "stage_layers"};
-/// Chooses parallel.stage_layers if it is empty and there are several stages: the largest chunk has as few FLOPs as
-/// possible, recomputation and the head of `vocab` tokens included (sharding::split_layers).
-void choose_stage_layers(Config& config, int64_t vocab);
-
 /// Returns `config`, whose strategy is "auto", with the layout of a run that was configured by `trained`: its
 /// micro-batch, its strategy and those of the strategy's keys that the planner chooses and on which rounding depends.
-/// They count as set by the user, and so do its stages; other values that the user set take precedence. Returns an
-/// empty result if this is not a layout for `ranks` ranks.
+/// They count as set by the user, and so do its stages; other values that the user set take precedence, and then the
+/// keys of stages that follow are left to the planner. Returns an empty result if this is not a layout for `ranks`
+/// ranks.
 std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks);
 /// Returns the keys of the layout that differ and on which rounding depends: "parallel.grid".
 std::vector<std::string> layout_changes(const Config& trained, const Config& config);

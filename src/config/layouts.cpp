@@ -3,20 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/join.h"
 #include "config/keys.h"
 #include "config/sharding_spec.h"
+#include "config/stages.h"
 #include "config/text.h"
 
 namespace trainer::config {
 namespace {
 
 using sharding::ModelSharding;
-using sharding::PipelineSchedule;
 
 const Key& extents_key(const Config& config) {
   const std::string_view path = strategy_of(config).extents_key;
@@ -29,44 +28,6 @@ std::vector<int64_t> extents(const Config& config) {
   const Value value = extents_key(config).get(config);
   if (const auto* one = std::get_if<int64_t>(&value)) return {std::max<int64_t>(1, *one)};
   return std::get<IntegerList>(value);
-}
-
-/// Adds the errors in the keys of stages.
-void check_stages(const Config& config, std::vector<BrokenRule>& broken) {
-  const Parallel& p = config.parallel;
-  const int64_t layers = config.model.n_layer, chunks = p.stages * p.chunks, most = layers + 2;
-  if (p.stages == 1 && p.chunks > 1)
-    broken.push_back({{"parallel.chunks", "parallel.stages"},
-                      format("chunks = {} needs several stages; use chunks = 1, or set stages", p.chunks)});
-  if (p.pipeline_schedule == PipelineSchedule::zb_h1 && (p.stages == 1 || p.chunks > 1))
-    broken.push_back({{"parallel.pipeline_schedule", "parallel.stages", "parallel.chunks"},
-                      format("pipeline_schedule = \"zb-h1\" needs several stages of one chunk each, found stages = {} "
-                             "and chunks = {}; use \"1f1b\"",
-                             p.stages, p.chunks)});
-  if (p.stages > 1 && chunks > most) {
-    const std::string remedy = most / p.chunks >= 2 ? format("stages <= {}", most / p.chunks)
-                                                    : format("chunks <= {}", most / std::min(p.stages, most));
-    broken.push_back({{"parallel.stages", "parallel.chunks", "model.n_layer"},
-                      format("stages = {} with chunks = {}: {} layers allow at most {} chunks (the first may have only "
-                             "the embedding, the last only the head); use {}",
-                             p.stages, p.chunks, layers, most, remedy)});
-  }
-  if (p.stages > 1 && p.strategy == StrategyName::autoddl && p.axes.size() > 5)  // a mesh has at most 8 axes
-    broken.push_back({{"parallel.axes", "parallel.stages"},
-                      format("axes has {} axis sizes, at most 5 with several stages", p.axes.size())});
-  const std::vector<int64_t>& split = p.stage_layers;
-  const auto wrong = [&](const std::string& text) {
-    broken.push_back({{"parallel.stage_layers", "parallel.stages", "parallel.chunks", "model.n_layer"},
-                      text + "; use [] to have them chosen"});
-  };
-  if (split.empty()) return;
-  if (std::ssize(split) != chunks)
-    return wrong(format("stage_layers has {} numbers, expected {} = stages x chunks", split.size(), chunks));
-  if (const auto sum = std::accumulate(split.begin(), split.end(), int64_t{0}); sum != layers)
-    wrong(format("stage_layers adds up to {}, expected n_layer = {}", sum, layers));
-  for (size_t chunk = 1; chunk + 1 < split.size(); ++chunk)
-    if (split[chunk] == 0)
-      return wrong(format("stage_layers: chunk {} has no layers; only the first and the last may have none", chunk));
 }
 
 /// Returns the errors that prevent the configured strategy's keys from describing a sharding.
@@ -229,20 +190,6 @@ bool has_spec(const Config& config) { return config.parallel.strategy == Strateg
 bool needs_spec(const Config& config) { return has_spec(config) && config.parallel.layer.empty(); }
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 
-namespace {
-
-/// Returns the numbers of stages to enumerate.
-std::vector<int64_t> stage_counts(const Config& config, int64_t devices) {
-  std::vector<int64_t> counts = divisors(devices);
-  std::erase_if(counts, [&](int64_t count) {
-    return is_given(config, "parallel.stages") ? count != config.parallel.stages
-                                               : count * config.parallel.chunks > config.model.n_layer + 2;
-  });
-  return counts;
-}
-
-}  // namespace
-
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken) {
   const bool tables = needs_spec(config);  // all layouts are returned as sharding specs
   const bool any = tables || is_automatic(config) || !is_given(config, "parallel.strategy");
@@ -283,8 +230,9 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
         return note(format("{} requires {} ranks per replica, but {} devices with data = {} leave {}",
                            replica_text(trial), own * base.parallel.stages, devices, base.parallel.data,
                            ranks * base.parallel.stages));
-      if (const std::vector<BrokenRule> broken = malformed_keys(base); !broken.empty())
-        return note(broken.front().text);
+      std::vector<BrokenRule> of_stages;
+      check_stages(base, of_stages);
+      if (!of_stages.empty()) return note(of_stages.front().text);
       if (ranks > 1) return found.push_back(trial);
       set_tables(trial, {.layers = {{.count = config.model.n_layer}}});  // nothing to search: replicas only
       return add_trial();
@@ -401,20 +349,6 @@ std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
     seen.push_back(anonymous(sharding_of(other)));
     if (std::count(seen.begin(), seen.end(), seen.back()) == 1) all.push_back(std::move(other));
   });
-  return all;
-}
-
-std::vector<Config> stage_variants(const Config& config) {
-  std::vector<Config> all;
-  const Parallel& p = config.parallel;
-  const int64_t micro_batches = config.train.global_batch / (config.train.micro_batch * p.data);
-  if (p.stages == 1 || is_given(config, "parallel.chunks") || is_given(config, "parallel.stage_layers")) return all;
-  Config other = config;
-  other.parallel.stage_layers.clear();
-  for (int64_t chunks = 2; chunks <= 64 && chunks * p.stages <= config.model.n_layer + 2; chunks *= 2) {
-    other.parallel.chunks = chunks;
-    if (micro_batches % p.stages == 0 && layout_fits(other)) all.push_back(other);
-  }
   return all;
 }
 

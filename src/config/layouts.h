@@ -49,10 +49,6 @@ std::vector<std::string> nearest_batches(const Config& config, int64_t devices);
 /// layers. Keys that the user set keep their values.
 std::vector<Config> variants(const Config& config, int64_t devices_per_node);
 
-/// Returns the same layout with 2, 4, 8 … chunks per stage, if there are several stages and chunks are not given.
-/// Chosen layers of chunks are left open.
-std::vector<Config> stage_variants(const Config& config);
-
 /// True if strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);
 /// True if the layout is given by tables (config/sharding_spec.h).

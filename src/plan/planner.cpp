@@ -15,6 +15,7 @@
 #include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
+#include "config/stages.h"
 #include "device/thread_pool.h"
 #include "plan/layout_search.h"
 #include "plan/obstacles.h"

@@ -13,6 +13,7 @@
 #include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
+#include "config/stages.h"
 #include "plan/update_time.h"
 #include "setup/offload_memory.h"
 

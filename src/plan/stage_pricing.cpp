@@ -5,8 +5,8 @@
 #include <numeric>
 #include <optional>
 
-#include "config/layout_choices.h"
 #include "config/layouts.h"
+#include "config/stages.h"
 #include "plan/pricing.h"
 #include "plan/update_time.h"
 #include "setup/run_plan.h"

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "config/layout_choices.h"
 #include "config/layouts.h"
+#include "config/stages.h"
 #include "plan/prediction.h"
 
 namespace trainer::run {

@@ -8,6 +8,7 @@
 #include "comm/agreement.h"
 #include "comm/stage_names.h"
 #include "config/layout_choices.h"
+#include "config/stages.h"
 #include "config/validate.h"
 #include "data/source.h"
 #include "run/planning.h"

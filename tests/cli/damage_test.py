@@ -200,7 +200,13 @@ class CutShort(rig.Runs):
         process = self.start("eval", "--checkpoint", "run", "--data", "long/tokens.bin")
         opened = pathlib.Path(f"/proc/{process.pid}/fd")
         index = long.with_suffix(".docs").resolve()  # opened after the tokens
-        self.wait_until(lambda: any(path.resolve() == index for path in opened.iterdir()), process, "its data", pause=0)
+
+        def opens_index():
+            try:
+                return any(path.resolve() == index for path in opened.iterdir())
+            except FileNotFoundError:  # a file was closed in the meantime
+                return False
+        self.wait_until(opens_index, process, "its data", pause=0)
         with open(long, "r+b") as file:
             file.truncate(1024)
         self.assertIn("long/tokens.bin: truncated while in use", self.ended(process, 4))

@@ -268,19 +268,22 @@ TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
     }
     return by_strategy;
   };
-  // data = 1, 2 and 4 allow 4, 3 and 2 micro-batch sizes. Megatron layouts count with and without sequence parallelism,
-  // but only once if tensor = 1.
+  // data = 1, 2 and 4 allow 4, 3 and 2 micro-batch sizes; 2 stages with data = 1 and 2 allow 3 and 2, since they need
+  // two micro-batches per step, 4 stages 2. Megatron layouts count with and without sequence parallelism, but only once
+  // if tensor = 1.
   const auto all = count({}, 4);
-  EXPECT_EQ(all.at("megatron-1d"), 4 * 2 + 3 * 2 + 2);
+  EXPECT_EQ(all.at("megatron-1d"), 4 * 2 + 3 * 2 + 2 + 3 * 2 + 2 + 2);
+  EXPECT_EQ(count({"parallel.stages=2"}, 4).at("megatron-1d"), 4 * 2 + 3) << "with a bubble of half the step, too";
+  EXPECT_EQ(count({"parallel.stages=1"}, 4).at("autoddl"), 4 + 3);
   EXPECT_EQ(all.at("optimus-2d"), 2 * 3) << "two kinds of panels; a micro-batch of 1 does not divide over two rows";
-  EXPECT_EQ(all.at("autoddl"), 4 + 3);
+  EXPECT_EQ(all.at("autoddl"), 4 + 3 + 3);
   const auto given = count({"parallel.strategy=megatron-1d", "parallel.tensor=2", "train.micro_batch=2"}, 4);
   EXPECT_EQ(given.size(), 1u);
-  EXPECT_EQ(given.at("megatron-1d"), 2);
+  EXPECT_EQ(given.at("megatron-1d"), 2 + 2) << "one and two stages";
   EXPECT_EQ(count({"parallel.strategy=megatron-1d", "parallel.sequence_parallel=false"}, 4).at("megatron-1d"),
-            4 + 3 + 2)
+            4 + 3 + 2 + 3 + 2 + 2)
       << "replicas of one rank have no sequences to split, and are there under either value";
-  EXPECT_TRUE(count({"parallel.strategy=megatron-1d"}, 3).empty());
+  EXPECT_TRUE(count({"parallel.strategy=megatron-1d", "parallel.stages=1"}, 3).empty());
   EXPECT_NE(broken.find("n_head = 8 heads cannot be split evenly over 3 ranks along tensor"), std::string::npos)
       << broken;
   // With autoddl only: every named layout as tables, also pure data parallelism, and those left to the search.

@@ -1,9 +1,9 @@
 // The time, the memory and the search of layouts with pipeline stages.
 #include <gtest/gtest.h>
 
-#include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/load.h"
+#include "config/stages.h"
 #include "config/text.h"
 #include "plan/plan_text.h"
 #include "plan/prediction.h"

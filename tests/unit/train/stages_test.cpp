@@ -1,5 +1,5 @@
 // Pipeline stages, compared with one stage bit for bit.
-#include "config/layout_choices.h"
+#include "config/stages.h"
 #include "rigs/layout_cases.h"
 #include "rigs/layout_checks.h"
 #include "rigs/muon.h"
