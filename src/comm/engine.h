@@ -52,7 +52,8 @@ class Engine {
   Pending* start(Channel& channel, const Collective& collective);
 
   /// Starts to watch an operation that runs outside the engine, for example in NCCL. Throws like start(). mark_ended()
-  /// ends the watch, from any thread. The operations of a channel are either all watched or all run by the engine.
+  /// ends the watch, from any thread. The operations of a channel are either all watched or all run by the engine,
+  /// until the last of them has ended.
   struct Operation;
   Operation* watch(Channel& channel, CommOp op);
   void mark_ended(Operation& operation) noexcept;

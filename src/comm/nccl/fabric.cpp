@@ -115,8 +115,15 @@ void Fabric::end() noexcept {
   ending_changed_.notify_all();
   watcher_.join();
   if (engine_.failed()) abort_all();
-  // Nothing is in flight now. Child communicators are finalized before the communicator from which they were split.
   const double until = now_seconds() + kFinalizeSeconds;
+  // An operation that is not marked as ended would block the later ones of its channel, which may be the engine's.
+  const auto all_ended = [&] {
+    const std::lock_guard lock(mutex_);
+    take_ended();
+    return std::ranges::all_of(running_, [](const auto& running) { return running.empty(); });
+  };
+  while (!aborted_ && !all_ended() && now_seconds() < until) nap(kLongNap);
+  // Nothing is in flight now. Child communicators are finalized before the communicator from which they were split.
   for (auto made = made_.rbegin(); !aborted_ && made != made_.rend(); ++made) {
     ncclResult_t state = state_of(made->comm);
     state = state == ncclSuccess ? ncclCommFinalize(made->comm) : ncclInternalError;  // not connected, or failed
