@@ -255,7 +255,7 @@ class Planning {
   void vary() {
     constexpr size_t kVaried = 4;
     constexpr double kGain = 1.5;  // no variant is expected to be faster by more than this factor
-    std::map<std::string, size_t> of_strategy;
+    std::map<std::pair<std::string, bool>, size_t> of_strategy;  // without and with stages
     int64_t not_varied = 0;
     std::vector<PlannedRun> variants;
     for (const PlannedRun& run : plan_.runs) {
@@ -269,7 +269,7 @@ class Planning {
         others.insert(others.end(), rounded.begin(), rounded.end());
       }
       if (others.empty()) continue;
-      if (++of_strategy[run.strategy] > kVaried) {
+      if (++of_strategy[{run.strategy, run.config.parallel.stages > 1}] > kVaried) {
         ++not_varied;
         continue;
       }

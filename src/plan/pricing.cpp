@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/join.h"
@@ -59,9 +60,12 @@ Map on_line(const Map& a, const Map& b, double factor) {
   return line;
 }
 
-/// A strategy and a number of replicas. The estimates of a family have similar relative errors.
-using Family = std::pair<std::string, int64_t>;
-Family family_of(const PlannedRun& run) { return {run.strategy, run.config.parallel.data}; }
+/// A strategy, a number of replicas, and whether there are stages. The estimates of a family have similar relative
+/// errors.
+using Family = std::tuple<std::string, int64_t, bool>;
+Family family_of(const PlannedRun& run) {
+  return {run.strategy, run.config.parallel.data, run.config.parallel.stages > 1};
+}
 
 }  // namespace
 
