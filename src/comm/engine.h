@@ -115,9 +115,10 @@ class Engine {
   bool may_wait_longer(double now);
   /// Returns this rank's value for ControlMessage::waits.
   double waits_since(double now) const;
-  /// "rank 1 (stage 1, host a)", without stages and place "rank 1"
+  /// Returns "rank 1 (stage 1, host a)"; "rank 1" without stages and place.
   std::string name_of_rank(int rank, std::string place = {}) const;
-  /// "rank 1 (stage 1) has been waiting for rank 0 (stage 0) for 3 s in send along stage (operation 2 of link 1)"
+  /// Returns "rank 1 (stage 1) has been waiting for rank 0 (stage 0) for 3 s in send along stage (operation 2 of link
+  /// 1)"
   std::string describe_wait(double now) const;
   std::string describe_missing();
   bool receive_control_messages();

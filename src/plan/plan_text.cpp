@@ -142,7 +142,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   const size_t shown = std::min(top, plan.runs.size());
   size_t width = 26;  // width of the layout column
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
-  // A column only if a row has several stages.
+  // The column "bubble" is shown only if a row has several stages.
   const bool staged = std::ranges::any_of(plan.runs.begin(), plan.runs.begin() + static_cast<std::ptrdiff_t>(shown),
                                           [](const PlannedRun& run) { return run.config.parallel.stages > 1; });
   const auto bubble = [&](const std::string& share) { return staged ? format(" {:>8}", share) : ""; };

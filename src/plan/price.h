@@ -71,7 +71,7 @@ struct StageTime {
 };
 StageTime price_parts(const StepProgram& step, const Cluster& cluster, DType compute);
 /// Returns the time of the stage that ends last: of its programs, with its waits along "stage". `times`: by stage; the
-/// chunks of their kinds may be those of another stage. `message`: of one from a stage to the next.
+/// chunks of their kinds may be those of another stage. `message`: the time of one from a stage to the next.
 StepTime time_of_stages(const std::vector<const StageTime*>& times, const sharding::Stages& stages,
                         int64_t micro_batches, const CollectiveTime& message);
 /// Returns the time of a message between stages whose ranks share it evenly.

@@ -40,7 +40,7 @@ TEST_P(Stages, PassAllChecks) {
     if (!world.first()) return;
     for (const Check& check : checks()) {
       const std::string_view name = check.name;
-      if (name == "transport" || name == "data") continue;  // the ranks are threads, and there is no data
+      if (name == "transport" || name == "data") continue;  // skipped: the ranks are threads, and the run has no data
       EXPECT_TRUE(report.passed(name)) << to_text(report);
     }
     const auto found = [&](std::string_view what) {
