@@ -92,7 +92,7 @@ class Branch {
     Scratch dinner = inner_->backward(ex, batch, std::move(d), s.inner, grads);
     if (!post_norm_ && !s.normed) s.normed = norm_->forward(ex, s.x, &s.stats);
     Scratch& input = post_norm_ ? s.x : s.normed;
-    Scratch dx = inner_->input_gradient(ex, batch, dinner, input, grads);
+    Scratch dx = inner_->input_gradient(ex, batch, dinner, input, s.inner, grads);
     if (batch.late) {
       late.dinner = std::move(dinner);
       late.inner = std::move(s.inner);

@@ -57,7 +57,7 @@ class Attention {
   /// the last linear's input stays for weight_gradients().
   Scratch backward(Exec& ex, const Batch& batch, Operand dy, Saved& saved, GradSink& grads);
   /// Returns the gradient of x, given that of the first linear's output.
-  Scratch input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, GradSink& grads) {
+  Scratch input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, Saved&, GradSink& grads) {
     return qkv_->backward(ex, batch.rows(), d, x, {}, grads, batch.late);
   }
   /// Passes the gradients of both linears' weights to the sink, after backward() with batch.late. dy, d: the gradients

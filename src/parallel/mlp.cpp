@@ -10,13 +10,13 @@ Tensor up(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() /
 
 }  // namespace
 
-Mlp::Mlp(Strategy& strategy, const LayerSpec& spec) : gated_(has_gated_mlp(spec.model)) {
+DenseMlp::DenseMlp(Strategy& strategy, const LayerSpec& spec) : gated_(has_gated_mlp(spec.model)) {
   up_ = strategy.linear(spec.layer, spec.group, spec.linear(Site::up));
   down_ = strategy.linear(spec.layer, spec.group, spec.linear(Site::down));
 }
 
 // Computes z from `pre`.
-void Mlp::activate(Exec& ex, Saved& s) const {
+void DenseMlp::activate(Exec& ex, Saved& s) const {
   const Tensor pre = s.pre;
   s.z = ex.take("mlp.z", {pre.rows(), gated_ ? pre.cols() / 2 : pre.cols()}, pre.dtype);
   if (gated_)
@@ -25,7 +25,7 @@ void Mlp::activate(Exec& ex, Saved& s) const {
     ops::run(ex, ops::BiasActivation{.x = pre, .bias = {}, .pre = {}, .y = s.z, .act = ops::Activation::gelu});
 }
 
-void Mlp::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
+void DenseMlp::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
   if (gated_) {
     s.pre = up_->forward(ex, batch.rows(), x, {});
     activate(ex, s);
@@ -37,7 +37,7 @@ void Mlp::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
   if (!batch.keep) s.pre.reset();
 }
 
-Scratch Mlp::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, GradSink& grads) {
+Scratch DenseMlp::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, GradSink& grads) {
   if (!s.z) activate(ex, s);
   const BackwardFusion gelu{.act = ops::Activation::gelu, .pre = s.pre};
   Scratch d = down_->backward(ex, batch.rows(), dy, s.z, gated_ ? BackwardFusion{} : gelu, grads, batch.late);

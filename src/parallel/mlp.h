@@ -4,29 +4,57 @@
 
 namespace trainer::parallel {
 
-/// Has the same functions as Attention.
+/// What a layer with experts saves of n rows, each of which k of E experts compute; empty in others. Logits,
+/// log-sum-exps and weights have the accumulator type, the others are i32.
+struct Routed {
+  Scratch logits, lse;   // [n, E], [n] of the router
+  Scratch choices;       // [n, k] the experts of a row; all that `full` recomputation keeps
+  Scratch weights;       // [n, k] their weights
+  Scratch counts;        // [sequences or 1, E] how often each expert was chosen
+  Scratch order, place;  // [n·k] the pairs (row, choice) by expert, and the inverse permutation
+  Scratch dweights;      // [n·(k + 1)] from backward() to input_gradient(): the gradients of weights, then of gates
+  Scratch shared_pre, shared_z, shared_gate;  // of the shared expert: [n, 2F], [n, F], [n, 1]
+};
+
+/// Has the same functions as Attention. N, F: this rank's.
 class Mlp {
  public:
   struct Saved {
-    Scratch pre;  // [N, F] gelu's input, or [N, 2F] gate ‖ up; N, F: this rank's
+    Scratch pre;  // [N, F] gelu's input, or [N, 2F] gate ‖ up; with experts N·k rows, by expert
     Scratch z;    // [N, F] input of the down projection; rebuilt under `selective`
+    Routed routed;
   };
-  Mlp(Strategy& strategy, const LayerSpec& spec);
+  virtual ~Mlp() = default;
 
-  void forward(Exec& ex, const Batch& batch, Operand x, Saved& saved);
-  Scratch output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& saved) {
+  virtual void forward(Exec& ex, const Batch& batch, Operand x, Saved& saved) = 0;
+  virtual Scratch output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& saved) = 0;
+  virtual Scratch backward(Exec& ex, const Batch& batch, Operand dy, Saved& saved, GradSink& grads) = 0;
+  virtual Scratch input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, Saved& saved,
+                                 GradSink& grads) = 0;
+  virtual void weight_gradients(Exec& ex, const Batch& batch, const Tensor& dy, const Tensor& d, const Tensor& x,
+                                const Saved& saved, GradSink& grads) = 0;
+  virtual void forget(Saved& saved, config::Recompute recompute) const = 0;
+};
+
+class DenseMlp final : public Mlp {
+ public:
+  DenseMlp(Strategy& strategy, const LayerSpec& spec);
+
+  void forward(Exec& ex, const Batch& batch, Operand x, Saved& saved) override;
+  Scratch output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& saved) override {
     return down_->forward(ex, batch.rows(), saved.z, fusion);
   }
-  Scratch backward(Exec& ex, const Batch& batch, Operand dy, Saved& saved, GradSink& grads);
-  Scratch input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, GradSink& grads) {
+  Scratch backward(Exec& ex, const Batch& batch, Operand dy, Saved& saved, GradSink& grads) override;
+  Scratch input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, Saved&,
+                         GradSink& grads) override {
     return up_->backward(ex, batch.rows(), d, x, {}, grads, batch.late);
   }
   void weight_gradients(Exec& ex, const Batch& batch, const Tensor& dy, const Tensor& d, const Tensor& x,
-                        const Saved& saved, GradSink& grads) {
+                        const Saved& saved, GradSink& grads) override {
     down_->weight_gradient(ex, batch.rows(), dy, saved.z, grads);
     up_->weight_gradient(ex, batch.rows(), d, x, grads);
   }
-  void forget(Saved& saved, config::Recompute recompute) const {
+  void forget(Saved& saved, config::Recompute recompute) const override {
     saved.z.reset();
     if (recompute == config::Recompute::full) saved.pre.reset();
   }

@@ -72,7 +72,7 @@ std::unique_ptr<Attention> Strategy::attention(const LayerSpec& spec) {
   return std::make_unique<Attention>(*this, spec, AttentionCore(ranks_, sharding_.layer(spec.layer).attention, spec));
 }
 
-std::unique_ptr<Mlp> Strategy::mlp(const LayerSpec& spec) { return std::make_unique<Mlp>(*this, spec); }
+std::unique_ptr<Mlp> Strategy::mlp(const LayerSpec& spec) { return std::make_unique<DenseMlp>(*this, spec); }
 
 std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec) {
   return std::make_unique<Norm>(ranks_, store_, group, spec, stream(layer));
