@@ -6,6 +6,8 @@
 
 namespace trainer::parallel {
 
+class Routing;
+
 /// The keys and values of one sequence so far, in one layer, for generation: [capacity, local K·D] on a GPU. On a CPU
 /// each head's rows are in one piece, [local K·capacity, D], which decoding reads as long streams.
 struct KvCache {
@@ -29,9 +31,11 @@ struct Batch {
   double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
   double z_loss = 0;      // coefficient of the z-loss, in training
   bool dropout = false;
-  bool keep = true;   // a backward pass follows, for which activations are saved
-  bool cut = true;    // false in generation: rows are not split over ranks
-  bool late = false;  // the backward pass leaves the gradients of weights to Transformer::weight_gradients()
+  bool keep = true;            // a backward pass follows, for which activations are saved
+  bool cut = true;             // false in generation: rows are not split over ranks
+  bool late = false;           // the backward pass leaves the gradients of weights to Transformer::weight_gradients()
+  Routing* routing = nullptr;  // counts what the routers of layers with experts choose; null: not in training
+  bool balanced_routing = false;  // debug.balanced_routing
   Rows rows() const { return {sequences * seq_len, cut}; }
 };
 
