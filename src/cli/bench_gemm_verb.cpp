@@ -24,7 +24,8 @@ std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   const config::Model& m = b.config.model;
   const int64_t tokens = b.config.train.micro_batch * m.seq_len;
   std::vector<bench::GemmShape> shapes;
-  for (const config::BlockLinear& linear : linears_of(m, 0)) shapes.push_back({tokens, linear.in, linear.out()});
+  for (const config::BlockLinear& linear : linears_of(m, m.moe_every - 1))
+    shapes.push_back({std::max<int64_t>(1, tokens * linear.active / linear.matrices), linear.in, linear.out()});
   if (b.config.data.vocab_size > 0) shapes.push_back({tokens, m.d_model, b.config.data.vocab_size});
   return shapes;
 }

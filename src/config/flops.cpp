@@ -7,18 +7,19 @@
 
 namespace trainer::config {
 
-/// Returns the number of weights of the linears in the first `layers` layers.
+/// Returns the number of weights that multiply a token in the linears of the first `layers` layers.
 static int64_t block_weights(const config::Model& model, int64_t layers) {
   int64_t weights = 0;
   for (int64_t layer = 0; layer < layers; ++layer)
-    for (const BlockLinear& linear : linears_of(model, layer)) weights += linear.in * linear.out();
+    for (const BlockLinear& linear : linears_of(model, layer)) weights += linear.active_weights();
   return weights;
 }
 
 MatmulWeights matmul_weights(const config::Model& model, int64_t vocab) {
-  TRAINER_CHECK(model.n_layer > 0 && model.n_head > 0 && model.d_model > 0 && model.d_ff > 0 && vocab > 0,
-                "model sizes must be resolved: n_layer {}, n_head {}, d_model {}, d_ff {}, vocabulary {}",
-                model.n_layer, model.n_head, model.d_model, model.d_ff, vocab);
+  TRAINER_CHECK(
+      model.n_layer > 0 && model.n_head > 0 && model.d_model > 0 && model.d_ff + model.d_expert > 0 && vocab > 0,
+      "model sizes must be resolved: n_layer {}, n_head {}, d_model {}, d_ff {}, d_expert {}, vocabulary {}",
+      model.n_layer, model.n_head, model.d_model, model.d_ff, model.d_expert, vocab);
   return {.blocks = block_weights(model, model.n_layer), .head = model.d_model * vocab};
 }
 
@@ -39,7 +40,7 @@ static double visible_keys(const config::Model& model, int64_t layers) {
 
 double layer_flops(const config::Model& model, int64_t layer) {
   int64_t weights = 0;
-  for (const BlockLinear& linear : linears_of(model, layer)) weights += linear.in * linear.out();
+  for (const BlockLinear& linear : linears_of(model, layer)) weights += linear.active_weights();
   return 2.0 * static_cast<double>(weights) +
          4.0 * static_cast<double>(attention_width(model)) * keys_in_layer(model, layer);
 }

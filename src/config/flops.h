@@ -7,14 +7,14 @@
 
 namespace trainer::config {
 
-/// Numbers of weights that take part in GEMMs: the linears of every block, and the head. Biases, gains and the
-/// embedding look-up do not; a tied table counts once, as the head.
+/// Numbers of weights that multiply a token in GEMMs: the linears of every block, of experts those that compute a
+/// token, and the head. Biases, gains and the embedding look-up do not; a tied table counts once, as the head.
 struct MatmulWeights {
   int64_t blocks = 0, head = 0;
   int64_t total() const { return blocks + head; }
 };
-/// `model` must be resolved: d_ff > 0 (an internal error otherwise); n_kv_head 0 means n_head. `vocab` is the
-/// vocabulary size without padding, since padding is not useful work.
+/// `model` must be resolved: d_ff or d_expert > 0 (an internal error otherwise); n_kv_head 0 means n_head. `vocab` is
+/// the vocabulary size without padding, since padding is not useful work.
 MatmulWeights matmul_weights(const config::Model& model, int64_t vocab);
 
 /// FLOPs of one token, forward and backward.

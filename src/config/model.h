@@ -26,6 +26,9 @@ struct FamilyFacts {
   QkNorm qk_norm = QkNorm::none;
   NormPlace norm_place = NormPlace::pre;
   int64_t nope_every = 0;
+  bool experts = false;  // the MLPs are mixtures of experts
+  bool norm_topk = false;
+  bool shared_expert = false;  // a shared expert may be there
 };
 
 struct Model {
@@ -54,6 +57,11 @@ struct Model {
   int64_t window = 0, window_full_every = 0;
   double logit_softcap = 0;           // 0: none
   std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
+  // Mixtures of experts: n_expert experts of width d_expert, of which experts_per_token compute each token, and a
+  // shared expert of width d_shared, which computes every token (0: none). Layers moe_every, 2·moe_every, …, counted
+  // from 1, have them; the others have a dense MLP of width d_ff.
+  int64_t n_expert = 0 /* 0: a dense model */, experts_per_token = 2, d_expert = 0, d_shared = 0, moe_every = 1;
+  std::optional<bool> norm_topk;  // unset: the family decides; normalizes_topk() returns the effective value
   // Factors of init_std for the blocks' matrices and for a head that is not tied; set by resolve() for muP.
   double init_hidden = 1, init_head = 1;
 };
@@ -99,6 +107,15 @@ inline QkNorm query_key_norm(const Model& model) { return model.qk_norm.value_or
 inline bool has_post_norms(const Model& model) {
   return model.norm_place.value_or(model.family.norm_place) == NormPlace::post;
 }
+/// Returns whether the MLP of a layer, counted from 0, is a mixture of experts.
+inline bool is_moe_layer(const Model& model, int64_t layer) {
+  return model.n_expert > 0 && (layer + 1) % model.moe_every == 0;
+}
+/// Returns the number of layers with experts.
+inline int64_t moe_layers(const Model& model) { return model.n_expert > 0 ? model.n_layer / model.moe_every : 0; }
+inline bool has_dense_layers(const Model& model) { return moe_layers(model) < model.n_layer; }
+/// Returns whether the weights of the experts that compute a token sum to 1.
+inline bool normalizes_topk(const Model& model) { return model.norm_topk.value_or(model.family.norm_topk); }
 /// Returns the total width of the query heads, which is also the width of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
 /// Returns the total width of the key heads, which equals that of the value heads.

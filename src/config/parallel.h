@@ -26,6 +26,7 @@ struct LayerSpec {
   std::string stream, attention;
   std::string hidden;  // between up and down
   std::string qkv, out, up, down;
+  std::string experts;   // of layers with experts; empty: no axis divides them
   std::string schedule;  // schedule of the linears: at_once or ring; empty: at_once
   int64_t layers = 0;    // number of layers with these specs; 0: all remaining layers
   bool operator==(const LayerSpec&) const = default;
@@ -35,8 +36,10 @@ struct Parallel {
   StrategyName strategy = StrategyName::megatron_1d;
   int64_t tensor = 1;  // megatron-1d
   bool sequence_parallel = true;
-  int64_t shards = 0;                           // fsdp; 0: all ranks of a replica
-  int64_t context = 1;                          // fsdp: ranks that share each sequence
+  int64_t shards = 0;          // fsdp; 0: all ranks of a replica
+  int64_t context = 1;         // fsdp: ranks that share each sequence
+  int64_t experts = 1;         // fsdp, megatron-1d: ranks that divide the experts
+  double expert_buffer = 1.5;  // rows that a rank receives in one round of their exchange, relative to the mean
   std::vector<int64_t> grid = {1, 1, 1};        // axonn-4d: x, y, z
   AxisOrder order = AxisOrder::yxzd;            // axonn-4d: order of x, y, z and d over ranks, innermost first
   VocabAxes vocab_axes = VocabAxes::automatic;  // axonn-4d

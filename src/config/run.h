@@ -48,7 +48,8 @@ struct Debug {
   int64_t check_replicas_every = 0, replay_every = 0;
   ReplayAction replay_action = ReplayAction::stop;
   std::vector<std::string> inject;
-  std::string emulate_device;  // rates in the syntax of emulated_rates(); empty: no emulation
+  bool balanced_routing = false;  // choice j of row r of a micro-batch is expert (r·k + j) mod E, not the router's
+  std::string emulate_device;     // rates in the syntax of emulated_rates(); empty: no emulation
 };
 
 }  // namespace trainer::config

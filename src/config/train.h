@@ -6,6 +6,7 @@
 namespace trainer::config {
 
 enum class Recompute { none, selective, full };
+enum class Balance { batch, sequence };
 enum class Compute { automatic, bf16, fp32, fp64 };
 
 struct Train {
@@ -19,11 +20,16 @@ struct Train {
   int64_t max_skipped_steps = 0;
   double skip_sigma = 0;  // 0: no spikes are skipped
   int64_t skip_window = 0;
-  double z_loss = 0;  // coefficient; 0: none
+  double z_loss = 0;                 // coefficient; 0: none
+  double balance_loss = -1;          // coefficient of the experts' balance loss, 0: none; -1: not resolved yet
+  Balance balance = Balance::batch;  // rows over which loads are balanced: those of a micro-step or of each sequence
+  double router_z_loss = 0;          // coefficient; 0: none
   bool cuda_graph = false;
 };
 /// The names of Recompute, in order.
 inline constexpr const char* kRecomputeNames[] = {"none", "selective", "full"};
+/// The names of Balance, in order.
+inline constexpr const char* kBalanceNames[] = {"batch", "sequence"};
 /// Returns what is recomputed of a layer, counted from 0.
 inline Recompute recompute_of(const Train& train, int64_t layer) {
   return layer < train.recompute_layers ? Recompute::full : train.recompute;

@@ -39,7 +39,8 @@ std::string lower_bound_text(const PlannedRun& run, DType compute) {
   double least = 0;
   for (int64_t layer = 0; layer < m.n_layer; ++layer)
     for (const config::BlockLinear& linear : linears_of(m, layer))
-      least += 2 * least_words({rows, static_cast<double>(linear.in), static_cast<double>(linear.out())}, ranks);
+      least += 2 * static_cast<double>(linear.active) *
+               least_words({rows, static_cast<double>(linear.in), static_cast<double>(linear.out())}, ranks);
   const int64_t steps = run.config.train.global_batch / (run.config.train.micro_batch * run.config.parallel.data);
   least *= static_cast<double>(steps * size_of(compute)) / static_cast<double>(stages);
   const mesh::MeshShape mesh =

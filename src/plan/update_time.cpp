@@ -21,12 +21,25 @@ bool repeats_work(const config::Config& config) {
   return config.muon.owners == config::MuonOwners::replica && config.parallel.zero_stage == 0;
 }
 
-/// Returns the shapes of the matrices of a layer; all layers have the same.
-std::vector<Shape> matrices_of_block(const config::Model& m) {
-  std::vector<Shape> shapes;
-  for (const config::BlockLinear& linear : linears_of(m, 0))
-    for (const config::LinearPart& part : linear.parts) shapes.push_back({linear.in, part.width});
-  return shapes;
+/// Matrices of one name, in several layers.
+struct Matrices {
+  std::string name;
+  Shape shape;
+  int64_t count = 0;
+};
+/// Returns the matrices that Muon orthogonalizes in the first `layers` layers.
+std::vector<Matrices> matrices_of(const config::Model& m, int64_t layers) {
+  std::vector<Matrices> all;
+  for (int64_t layer = 0; layer < layers; ++layer)
+    for (const config::BlockLinear& linear : linears_of(m, layer)) {
+      if (!linear.whole_matrix) continue;
+      for (const config::LinearPart& part : linear.parts) {
+        auto found = std::ranges::find(all, part.name, &Matrices::name);
+        if (found == all.end()) found = all.insert(found, {part.name, {linear.in, part.width}});
+        found->count += linear.matrices;
+      }
+    }
+  return all;
 }
 
 double seconds_of(const Cluster& cluster, DType type, const Shape& shape, int64_t steps) {
@@ -59,18 +72,20 @@ double orthogonalization_seconds(const Cluster& cluster, const config::Config& c
   struct Work {
     int64_t flops = 0;
     double seconds = 0;
+    int64_t count = 0;
   };
-  std::vector<Work> matrices;
-  for (const Shape& shape : matrices_of_block(config.model))
-    matrices.push_back({optim::orthogonalize_flops(shape, 1),
-                        seconds_of(cluster, type_of_products(config, compute), shape, config.muon.steps)});
-  std::ranges::stable_sort(matrices, std::greater(), &Work::flops);
   // Assigned to the ranks of the stage with most layers as optim::Ownership does.
+  const int64_t layers = (config.model.n_layer + config.parallel.stages - 1) / config.parallel.stages;
+  std::vector<Work> matrices;
+  for (const Matrices& each : matrices_of(config.model, layers))
+    matrices.push_back({optim::orthogonalize_flops(each.shape, 1),
+                        seconds_of(cluster, type_of_products(config, compute), each.shape, config.muon.steps),
+                        each.count});
+  std::ranges::stable_sort(matrices, std::greater(), &Work::flops);
   const int64_t replicas = repeats_work(config) ? 1 : config.parallel.data;
   std::vector<Work> ranks(static_cast<size_t>(config::ranks_of_stage(config) * replicas));
-  const int64_t layers = (config.model.n_layer + config.parallel.stages - 1) / config.parallel.stages;
   for (const Work& matrix : matrices)
-    for (int64_t layer = 0; layer < layers; ++layer) {
+    for (int64_t i = 0; i < matrix.count; ++i) {
       Work& rank = *std::ranges::min_element(ranks, {}, &Work::flops);
       rank.flops += matrix.flops;
       rank.seconds += matrix.seconds;
@@ -88,7 +103,9 @@ double update_seconds(const Cluster& cluster, const config::Config& config, DTyp
   // Each element is sent to its owner once, unless it is there, and from there to all ranks that store its state.
   const auto parts = static_cast<double>(axes.ranks(split ? axes.all() : replica)), copies = ranks / parts;
   double elements = 0;
-  for (const Shape& shape : matrices_of_block(config.model)) elements += static_cast<double>(shape.count());
+  for (const Matrices& each : matrices_of(config.model, config.model.n_layer))
+    elements += static_cast<double>(each.count * each.shape.count());
+  elements /= static_cast<double>(config.model.n_layer);  // of a layer
   const double layers = static_cast<double>(config.model.n_layer) / static_cast<double>(config.parallel.stages);
   const double sent = layers * elements * (1 + copies - 2 / parts);
   const GroupShape group = group_shape(cluster, parallel::mesh_shape(axes), among);

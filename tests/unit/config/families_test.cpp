@@ -65,5 +65,47 @@ TEST(BlockLinears, HaveThePartsWidthsAndBiasesOfTheModel) {
          {Site::down, 1000, {{"mlp.down", 768}}, false}});
 }
 
+TEST(BlockLinears, OfALayerWithExpertsHaveRoles) {
+  Model model = model_of({"model.arch=llama", "model.n_kv_head=2", "model.n_layer=4"});
+  model.n_expert = 8;
+  model.d_expert = 40;
+  model.d_shared = 24;
+  model.moe_every = 2;
+  EXPECT_EQ(moe_layers(model), 2);
+  ASSERT_EQ(linears_of(model, 0).size(), 4U);  // layers 1 and 3, counted from 1, are dense
+  EXPECT_EQ(linears_of(model, 2)[2].out(), 2 * model.d_ff);
+  const std::vector<BlockLinear> linears = linears_of(model, 1);
+  struct Expected {
+    Site site;
+    Role role;
+    int64_t in, out, matrices, active;
+    const char* name;
+    bool whole_matrix;
+  };
+  const Expected expected[] = {{Site::qkv, Role::dense, 768, 1024, 1, 1, "attn.q", true},
+                               {Site::out, Role::dense, 768, 768, 1, 1, "attn.o", true},
+                               {Site::up, Role::router, 768, 8, 1, 1, "mlp.router", false},
+                               {Site::up, Role::experts, 768, 80, 8, 2, "mlp.experts.gate", true},
+                               {Site::down, Role::experts, 40, 768, 8, 2, "mlp.experts.down", true},
+                               {Site::up, Role::shared, 768, 48, 1, 1, "mlp.shared.gate", true},
+                               {Site::down, Role::shared, 24, 768, 1, 1, "mlp.shared.down", true},
+                               {Site::up, Role::shared_gate, 768, 1, 1, 1, "mlp.shared_gate", false}};
+  ASSERT_EQ(linears.size(), std::size(expected));
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const Expected& e = expected[i];
+    SCOPED_TRACE(e.name);
+    const BlockLinear& found = linears[i];
+    EXPECT_EQ(found.site, e.site);
+    EXPECT_EQ(found.role, e.role);
+    EXPECT_EQ(found.in, e.in);
+    EXPECT_EQ(found.out(), e.out);
+    EXPECT_EQ(found.matrices, e.matrices);
+    EXPECT_EQ(found.active, e.active);
+    EXPECT_EQ(found.parts.front().name, e.name);
+    EXPECT_EQ(found.whole_matrix, e.whole_matrix);
+    EXPECT_EQ(found.active_weights(), e.active * e.in * e.out);
+  }
+}
+
 }  // namespace
 }  // namespace trainer::config
