@@ -41,10 +41,11 @@ AxisSet Strategy::loss_axes() const {
   return (sharding_.head.rows | table.flat) & ~(table.vocab | table.width);
 }
 
-LinearSpec LayerSpec::linear(Site site) const {
+LinearSpec LayerSpec::linear(Site site, config::Role role) const {
   std::vector<LinearSpec> all = linears_of(model, layer);
-  const auto found = std::ranges::find(all, site, &LinearSpec::site);
-  TRAINER_CHECK(found != all.end(), "layer {} has no linear at site {}", layer, static_cast<int>(site));
+  const auto found = std::ranges::find_if(all, [&](const LinearSpec& l) { return l.site == site && l.role == role; });
+  TRAINER_CHECK(found != all.end(), "layer {} has no linear at site {} with role {}", layer, static_cast<int>(site),
+                static_cast<int>(role));
   for (LinearPart& part : found->parts) part.name = name() + part.name;
   return std::move(*found);
 }

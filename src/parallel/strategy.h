@@ -85,8 +85,8 @@ struct LayerSpec {
   std::shared_ptr<const Buffer> rope;  // cos and sin of every position, which all layers share; null: not rotated
   std::string name() const { return format("blocks.{}.", layer); }
   PhiloxKey dropout_key(const char* site) const { return philox_key(seed, format("dropout.{}.{}", layer, site)); }
-  /// Returns the linear at a site, with the names of its parameters in the store.
-  LinearSpec linear(Site site) const;
+  /// Returns the layer's linear with a site and a role, with the names of its parameters in the store.
+  LinearSpec linear(Site site, config::Role role = config::Role::dense) const;
 };
 
 class Attention;
