@@ -117,7 +117,10 @@ double Cluster::product_seconds(DType compute, const ProductShape& product, doub
 }
 
 double Cluster::seconds_of(DType compute, const OpCall& call) const {
-  if (is_product(call.kind)) return product_seconds(compute, call.product, call.cost.bytes);
+  if (is_product(call.kind)) {
+    const auto repeats = static_cast<double>(call.repeats);
+    return repeats * product_seconds(compute, call.product, call.cost.bytes / repeats);
+  }
   if (const auto found = operators.find(call.kind); found != operators.end())
     return call.cost.bytes / found->second + operator_seconds;
   const double traffic = memory_rate > 0 ? call.cost.bytes / (memory_rate * memory_share) : 0;

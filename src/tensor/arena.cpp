@@ -48,6 +48,7 @@ void Arena::run_bodies(const std::vector<Member>& members) {
   recording_.assign(members.size(), {});
   state_ = State::recording;
   next_ = 0;
+  loop_ = nullptr;
   try {
     for (size_t m = 0; m < members.size(); ++m) {
       current_ = &recording_[m];
@@ -191,7 +192,7 @@ void Arena::begin(const std::string& key, const PerPool& slots) {
   current_key_ = key;
   state_ = State::replaying;
   slots_ = slots;
-  next_ = drops_ = 0;
+  next_ = drops_ = loops_ = 0;
   misplaced_ = false;
 }
 
@@ -207,6 +208,51 @@ void Arena::end() {
   for (size_t p = 0; p < pools_.size(); ++p)
     if (current_->frame[p] > 0 && current_->member == kEnds[p].second)
       pools_[p].owners[static_cast<size_t>(slots_[p])] = kFree;
+}
+
+void Arena::begin_loop() {
+  if (mode_ == Mode::heap) return;
+  TRAINER_CHECK(state_ != State::idle && loop_ == nullptr, "a loop must be in a program, and not in another loop");
+  drops_before_ = drops_;
+  if (state_ == State::recording) {
+    loop_ = &current_->loops.emplace_back(Loop{.first = std::ssize(current_->intervals)});
+    return;
+  }
+  TRAINER_CHECK(loops_ < std::ssize(current_->loops), "program {} has only {} loops", current_key_, loops_);
+  loop_ = &current_->loops[static_cast<size_t>(loops_++)];
+  TRAINER_CHECK(next_ == loop_->first, "program {} took {} tensors before a loop, but {} were recorded", current_key_,
+                next_, loop_->first);
+  next_ = loop_->last;  // as after a repetition
+  drops_ += loop_->last - loop_->first;
+}
+
+void Arena::check_iteration() const {
+  TRAINER_CHECK(next_ == loop_->last && drops_ - drops_before_ == loop_->last - loop_->first,
+                "program {}: a loop took {} and released {} tensors, but {} were recorded", current_key_,
+                next_ - loop_->first, drops_ - drops_before_, loop_->last - loop_->first);
+}
+
+void Arena::next_iteration() {
+  if (mode_ == Mode::heap) return;
+  check_iteration();
+  next_ = loop_->first;
+  drops_ = drops_before_;
+}
+
+void Arena::end_loop() {
+  if (mode_ == Mode::heap) return;
+  if (state_ == State::recording) {
+    loop_->last = std::ssize(current_->intervals);
+    const int64_t taken = loop_->last - loop_->first;
+    const int64_t closed = std::count_if(current_->intervals.end() - taken, current_->intervals.end(),
+                                         [](const Interval& item) { return item.last > 0; });
+    TRAINER_CHECK(closed == taken && drops_ - drops_before_ == taken,
+                  "program {}: a loop took {} tensors, and released {} of them and {} others", current_key_, taken,
+                  closed, drops_ - drops_before_ - closed);
+  } else {
+    check_iteration();
+  }
+  loop_ = nullptr;
 }
 
 Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {

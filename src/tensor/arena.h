@@ -60,12 +60,17 @@ class Arena {
     bool kept = false;
     int8_t pool = kWorkspace;
   };
+  /// The takes [first, last) of a program that can be replayed any number of times.
+  struct Loop {
+    int64_t first = 0, last = 0;
+  };
   struct Program {
     std::vector<Interval> intervals;
     std::vector<Interval> around;   // memory that the previous program keeps, alive throughout
     int64_t peak = 0;               // bytes of its packed memory, without frames
     int64_t live_bound = 0;         // the most bytes alive at once in it: a lower bound for any packing
     int64_t drops = 0;              // tensors that it releases
+    std::vector<Loop> loops;        // in order
     int sequence = -1, member = 0;  // its sequence, -1 if it is outside any, and its position there
     PerPool frame = {};             // bytes in a frame of each pool of the sequence
   };
@@ -95,6 +100,14 @@ class Arena {
   /// this program are not read. Does nothing in heap mode.
   void begin(const std::string& key, const PerPool& slots = {});
   void end();
+
+  /// A part of a program that is recorded once and replayed any number of times, 0 included: see repeat() in
+  /// tensor/exec.h. It must release all that it takes, and nothing else, which is an internal error. Loops are not
+  /// nested.
+  void begin_loop();
+  void next_iteration();  // replaying: before each repetition
+  void end_loop();
+  bool is_recording() const { return state_ == State::recording; }
 
   /// Takes memory, aligned as the device requires, with undefined contents. It is an internal error if tag or size
   /// differ from the record.
@@ -133,6 +146,7 @@ class Arena {
     return (program.sequence < 0 ? 0 : offset_of(pools_.size())) + program.peak;
   }
   bool is_any_frame_in_use() const;
+  void check_iteration() const;
 
   device::Device& device_;
   Mode mode_;
@@ -143,6 +157,8 @@ class Arena {
   Program* current_ = nullptr;
   std::string current_key_;
   int64_t next_ = 0, drops_ = 0, clock_ = 0;  // takes, which number tensors; drops; both, in the program
+  Loop* loop_ = nullptr;                      // the loop of current_ that is being recorded or replayed
+  int64_t loops_ = 0, drops_before_ = 0;      // its number, and the drops before it
   std::vector<Program> recording_;            // the sequence that is being recorded
   std::array<Pool, std::tuple_size_v<PerPool>> pools_;
   PerPool slots_ = {};  // the frames of the program that is replayed
