@@ -29,17 +29,30 @@ struct Add {
 void run(Exec& ex, const Add& op);
 
 /// SwiGLU (Shazeer 2020): y = silu(gate) · up, silu(x) = x/(1 + e^−x). gate, up [N, F] (column ranges of one GEMM), y
-/// [N, F].
+/// [N, F]. With weights ([N] accumulator type), row r of y is multiplied by weights[r] before it is rounded.
 struct SwigluForward {
-  Tensor gate, up, y;
+  Tensor gate, up, y, weights = {};
 };
 void run(Exec& ex, const SwigluForward& op);
 
-/// dgate and dup from dy; they may be gate and up themselves.
+/// dgate and dup from dy; they may be gate and up themselves. With weights, dweights[r] = Σ_c dy[r, c]·silu(gate)·up
+/// before rounding, [N] accumulator type, in an order that depends only on F.
 struct SwigluBackward {
-  Tensor dy, gate, up, dgate, dup;
+  Tensor dy, gate, up, dgate, dup, weights = {}, dweights = {};
 };
 void run(Exec& ex, const SwigluBackward& op);
+
+/// y = 1/(1 + e^−x). x, y [N, F], accumulator type; y may be x.
+struct Sigmoid {
+  Tensor x, y;
+};
+void run(Exec& ex, const Sigmoid& op);
+
+/// dx = dy·y·(1 − y), rounded to dx's type. dy, y [N, F] accumulator type, dx [N, F] compute type.
+struct SigmoidBackward {
+  Tensor dy, y, dx;
+};
+void run(Exec& ex, const SigmoidBackward& op);
 
 /// x = cap · tanh(x / cap), in place: bounds logits. x f32 or f64.
 struct SoftCap {
