@@ -121,6 +121,24 @@ INSTANTIATE_TEST_SUITE_P(Stages, Replays,
                                          LayoutCase{"Tensor2Data2Stages2ZbH1", zb_h1()}),
                          name_of_case);
 
+// For some minutes: ctest -C slow -L slow.
+struct ManyReplays : testing::TestWithParam<LayoutCase> {};
+
+TEST_P(ManyReplays, NeverFindAFaultThatIsNotThere) {
+  const config::Config& c = GetParam().config;
+  for (const DType type : {DType::f32, DType::bf16})
+    comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, type, 1);
+      train::Replay replay(run.trainer, "avx2");
+      for (int64_t n = 1; n <= 50; ++n) {
+        ASSERT_EQ(replay.check(work_of(run, n), run.batches), "") << "step " << n;
+        run.step(n);
+      }
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(DISABLED_Replays, ManyReplays, testing::ValuesIn(layout_cases()), name_of_case);
+
 TEST(Replay, NamesTheMinorityOfThreeReplicas) {
   // The third rank's second pass is wrong: for the batch of replica 0.
   expect_parts(

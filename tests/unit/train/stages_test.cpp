@@ -147,8 +147,8 @@ std::vector<LayoutCase> other_layouts() {
   return others;
 }
 INSTANTIATE_TEST_SUITE_P(Some, StagesOf, testing::ValuesIn(some_layouts()), name_of_case);
-// The slow test stages_of_layouts runs these.
-INSTANTIATE_TEST_SUITE_P(DISABLED_Other, StagesOf, testing::ValuesIn(other_layouts()), name_of_case);
+// The slow test slow_Stages runs these.
+INSTANTIATE_TEST_SUITE_P(DISABLED_Stages, StagesOf, testing::ValuesIn(other_layouts()), name_of_case);
 
 TEST(Stages, ComposeWithOtherFeatures) {
   const Config c = untied(configure(MegatronLayout{2, 2, true}));
