@@ -6,7 +6,7 @@
 
 namespace trainer::config {
 
-enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3, olmo2 };
+enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3, olmo2, mixtral, olmoe, qwen2_moe, qwen3_moe };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head, full };
 enum class NormPlace { pre, post };
