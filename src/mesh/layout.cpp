@@ -89,7 +89,7 @@ Shape Layout::local(int rank) const {
   return {comm::chunk_of(box().count(), mesh_.group_size(flat), mesh_.index(rank, flat)).count};
 }
 
-std::vector<Run> Layout::runs(int rank, const BoxPosition& place) const {
+std::vector<Run> Layout::runs(int rank, const BoxPosition& place, int64_t slice) const {
   const Box box = box_of(rank);
   const int dims = shape_.dims();
   // Strides in memory along each global dim, and extents without padding.
@@ -109,35 +109,44 @@ std::vector<Run> Layout::runs(int rank, const BoxPosition& place) const {
 
   std::vector<Run> runs;
   const int64_t length = at(extent, dims - 1), stride = length > 1 ? at(pitch, dims - 1) : 1;
+  // Lines are the rows of matrices: those of one index of all dims before the last two.
+  const int64_t rows = dims < 2 ? 1 : at(extent, dims - 2), step = dims < 2 ? 0 : at(pitch, dims - 2);
   const AxisSet flat = axes(kFlat);
   const comm::Chunk piece = comm::chunk_of(distance, mesh_.group_size(flat), mesh_.index(rank, flat));
   int64_t first = 0, last = lines;
-  if (flat != 0 && dims == 2 && !transposed_) {  // only the rows that overlap with the shard
-    first = std::clamp<int64_t>((piece.begin - place.offset - length) / at(pitch, 0), 0, lines);
-    last = std::clamp<int64_t>((piece.begin + piece.count - place.offset) / at(pitch, 0) + 1, first, lines);
+  if (slice >= 0) {
+    TRAINER_CHECK(dims == 3 && slice < shape_[0], "{} has no slice {}", trainer::to_string(shape_), slice);
+    first = std::clamp<int64_t>(slice - box.begin[0], 0, extent[0]) * rows;
+    last = std::clamp<int64_t>(slice + 1 - box.begin[0], 0, extent[0]) * rows;
+  }
+  if (flat != 0 && dims >= 2 && !transposed_ && (dims == 2 || padded_ == shape_)) {
+    // Only the lines that overlap with the shard.
+    first = std::clamp((piece.begin - place.offset - length) / step, first, last);
+    last = std::clamp((piece.begin + piece.count - place.offset) / step + 1, first, last);
   }
   const bool apart = length < shape_[-1];  // if not, the runs merge into one
+  if (length == 0) last = first;
   if (apart) runs.reserve(static_cast<size_t>(last - first));
-  if (apart && length > 0 && dims == 2) {  // quickly, since a plan lists millions of lines
-    const int64_t global = box.begin[0] * shape_[-1] + box.begin[1];
-    for (int64_t line = first; line < last; ++line)
-      runs.push_back({global + line * shape_[-1], place.offset + line * at(pitch, 0), length, stride});
-    first = last;
-  }
-  if (!apart && dims == 2 && at(pitch, 0) == length && stride == 1) {  // the same for whole tables
-    append_run(runs, {(box.begin[0] + first) * length, place.offset + first * length, (last - first) * length, 1});
-    first = last;
-  }
-  for (int64_t line = first; line < last; ++line) {
-    int64_t global = 0, local = place.offset, rest = line, weight = shape_[-1];
-    for (int dim = dims - 2; dim >= 0; --dim) {
+  for (int64_t line = first, count = 0; line < last; line += count) {  // the lines of a matrix
+    const int64_t row = line % rows;
+    count = std::min(last - line, rows - row);
+    int64_t global = box.begin[static_cast<size_t>(dims - 1)], local = place.offset + row * step, weight = shape_[-1];
+    if (dims > 1) global += (box.begin[static_cast<size_t>(dims - 2)] + row) * weight;
+    int64_t rest = line / rows;
+    for (int dim = dims - 3; dim >= 0; --dim) {
       const int64_t index = rest % at(extent, dim);
       rest /= at(extent, dim);
+      weight *= shape_[dim + 1];
       global += (box.begin[static_cast<size_t>(dim)] + index) * weight;
       local += index * at(pitch, dim);
-      weight *= shape_[dim];
     }
-    append_run(runs, {global + box.begin[static_cast<size_t>(dims - 1)], local, length, stride});
+    if (apart) {  // quickly, since a plan lists millions of lines
+      for (int64_t i = 0; i < count; ++i) runs.push_back({global + i * shape_[-1], local + i * step, length, stride});
+    } else if (step == length && stride == 1) {  // the same for whole tables
+      append_run(runs, {global, local, count * length, 1});
+    } else {
+      for (int64_t i = 0; i < count; ++i) append_run(runs, {global + i * shape_[-1], local + i * step, length, stride});
+    }
   }
   return flat == 0 ? runs : clip_runs(runs, piece.begin, piece.count);
 }

@@ -28,7 +28,8 @@ constexpr Placement split(int dim) { return {Placement::Kind::split, dim}; }
 std::string to_string(Placement placement);
 
 /// The position of a rank's box in a local matrix, side by side with the boxes of other tensors, so that one GEMM or
-/// one all-gather handles all of them. Flat axes shard the whole matrix.
+/// one all-gather handles all of them. Flat axes shard the whole matrix. A box of more than two dims is a matrix, too:
+/// its rows are those of all dims before the last one.
 struct BoxPosition {
   int64_t offset = 0;  // the offset of the box's first element
   int64_t pitch = 0;   // columns of the matrix; 0: the box is the whole matrix
@@ -65,7 +66,8 @@ class Layout {
   /// Returns the shape that `rank` stores: the box, or with flat axes a shard [n] of it.
   Shape local(int rank) const;
   /// Returns the elements that `rank` stores, in ascending global order, with their positions in the rank's memory.
-  std::vector<Run> runs(int rank, const BoxPosition& place = {}) const;
+  /// `slice` >= 0: only those of matrix [slice, :, :] of a tensor of three dims.
+  std::vector<Run> runs(int rank, const BoxPosition& place = {}, int64_t slice = -1) const;
 
   /// Returns the number of ranks that store each element.
   int replicas() const { return mesh_.group_size(axes(kReplicate)); }

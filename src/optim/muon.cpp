@@ -22,12 +22,15 @@ Hidden hidden_matrices(const params::ParamTable& table) {
     const auto group = static_cast<size_t>(table.group_of(slot));
     int64_t column = 0;
     for (const params::SlotPart& part : table.parts_of(slot)) {
-      if (part.hidden) {
+      const Shape& shape = part.layout.shape();
+      const bool sliced = shape.dims() == 3;  // E matrices
+      for (int64_t i = 0; part.hidden && part.whole_matrix && i < (sliced ? shape[0] : 1); ++i) {
         hidden.matrices.push_back({.layout = part.layout,
                                    .place = {.offset = column, .pitch = box[-1]},
                                    .slot_count = box.count(),
                                    .slot_offset = table.range_of(slot).offset,
-                                   .group_elements = table.slot_groups()[group].elements});
+                                   .group_elements = table.slot_groups()[group].elements,
+                                   .slice = sliced ? i : -1});
         hidden.groups.push_back(group);
       }
       column += part.layout.box()[-1];
@@ -150,14 +153,14 @@ class MuonUpdater final : public Updater {
       if (rank != here) {
         Stored stored{group,
                       ownership.sends(matrix, here),
-                      rule_.scale_of(owned.layout.shape()),
+                      rule_.scale_of(owned.shape()),
                       {device, buffer_strips(ownership.pieces(matrix, here), 0)}};
         if (stored.strips.count() > 0) round.stored.push_back(std::move(stored));
         continue;
       }
       round.matrix = matrix;
       round.group = group;
-      round.shape = owned.layout.shape();
+      round.shape = owned.shape();
       for (int other = 0; other < ownership.ranks(); ++other) {
         if (other == here) continue;
         Other stored{ownership.sends(matrix, other), {device, matrix_strips(ownership.pieces(matrix, other), 0)}};

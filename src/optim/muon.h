@@ -16,7 +16,7 @@ class Muon final : public Rule {
   Muon(const config::Config& config, DType compute);
 
   std::string_view name() const override { return "muon"; }
-  bool takes(const params::Param& param) const override { return param.hidden; }
+  bool takes(const params::Param& param) const override { return param.hidden && param.whole_matrix; }
   std::vector<params::StateSpec> states() const override { return {{"momentum", state_}}; }
   int64_t traffic() const override;
   bool needs_same_kernels() const override { return true; }

@@ -43,8 +43,9 @@ Ownership::Ownership(std::vector<OwnedMatrix> matrices, mesh::AxisSet among, boo
     data_ &= among;
   }
   for (const OwnedMatrix& matrix : matrices_) {
-    TRAINER_CHECK(matrix.layout.shape().dims() == 2 && matrix.layout.extents() == matrix.layout.shape(),
-                  "only matrices without padding can be orthogonalized, not {}", mesh::to_string(matrix.layout));
+    TRAINER_CHECK(
+        matrix.layout.shape().dims() == (matrix.slice < 0 ? 2 : 3) && matrix.layout.extents() == matrix.layout.shape(),
+        "only matrices without padding can be orthogonalized, not {}", mesh::to_string(matrix.layout));
     for (int rank = 0; rank < ranks(); ++rank) counts_.push_back(stored(matrix, rank));
   }
   assign();
@@ -54,7 +55,7 @@ void Ownership::assign() {
   owners_.resize(matrices_.size());
   lists_.resize(members_.size());
   std::vector<int64_t> costs, loads(members_.size());
-  for (const OwnedMatrix& matrix : matrices_) costs.push_back(orthogonalize_flops(matrix.layout.shape(), 1));
+  for (const OwnedMatrix& matrix : matrices_) costs.push_back(orthogonalize_flops(matrix.shape(), 1));
   std::vector<size_t> order(matrices_.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::greater(), [&](size_t matrix) { return costs[matrix]; });
@@ -85,8 +86,12 @@ comm::Chunk Ownership::held(const OwnedMatrix& matrix, int rank) const {
 
 std::vector<mesh::Run> Ownership::pieces(int index, int rank) const {
   const OwnedMatrix& matrix = matrices_[static_cast<size_t>(index)];
-  std::vector<mesh::Run> runs = matrix.layout.runs(members_[static_cast<size_t>(rank)], matrix.place);
-  for (mesh::Run& run : runs) run.local += matrix.slot_offset;
+  std::vector<mesh::Run> runs = matrix.layout.runs(members_[static_cast<size_t>(rank)], matrix.place, matrix.slice);
+  const int64_t first = std::max<int64_t>(0, matrix.slice) * matrix.shape().count();
+  for (mesh::Run& run : runs) {
+    run.global -= first;
+    run.local += matrix.slot_offset;
+  }
   if (data_ == 0) return runs;
   const comm::Chunk chunk = held(matrix, rank);
   runs = mesh::clip_runs(runs, chunk.begin, chunk.count);
@@ -104,8 +109,14 @@ int64_t Ownership::stored(const OwnedMatrix& matrix, int rank) const {
       comm::chunk_of(matrix.slot_count, mesh.group_size(flat), mesh.index(members_[static_cast<size_t>(rank)], flat));
   const comm::Chunk chunk = held(matrix, rank);
   int64_t count = 0;
-  const int64_t pitch = matrix.place.pitch == 0 ? box[1] : matrix.place.pitch;
-  for (const params::Region& region : params::clip({matrix.place.offset, box[0], box[1], pitch}, shard)) {
+  const int64_t rows = box[-2], cols = box[-1], pitch = matrix.place.pitch == 0 ? cols : matrix.place.pitch;
+  int64_t local = 0;  // index of the slice in the rank's box
+  if (matrix.slice >= 0) {
+    local = matrix.slice - box[0] * mesh.index(members_[static_cast<size_t>(rank)], layout.axes(mesh::split(0)));
+    if (local < 0 || local >= box[0]) return 0;
+  }
+  const int64_t offset = matrix.place.offset + local * rows * pitch;
+  for (const params::Region& region : params::clip({offset, rows, cols, pitch}, shard)) {
     params::Region stored = region;
     stored.offset += matrix.slot_offset - shard.begin;
     for (const params::Region& part : params::clip(stored, chunk)) count += part.count();

@@ -16,6 +16,8 @@ struct OwnedMatrix {
   int64_t slot_count = 0;      // elements of the slot's matrix, which flat axes shard
   int64_t slot_offset = 0;     // offset of the slot in the group's flat buffer
   int64_t group_elements = 0;  // size of that buffer, which ZeRO-1 divides
+  int64_t slice = -1;          // the matrix is [slice, :, :] of a global tensor of three dims; -1: all of two dims
+  Shape shape() const { return {layout.shape()[-2], layout.shape()[-1]}; }
 };
 
 class Ownership {

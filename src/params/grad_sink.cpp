@@ -11,11 +11,12 @@
 namespace trainer::params {
 namespace {
 
+/// Returns the index in the global tensor of the first value that is not finite; -1 if there is none.
 template <typename T>
-bool any_nonfinite(const T* values, const mesh::Run& run) {
+int64_t first_nonfinite(const T* values, const mesh::Run& run) {
   for (int64_t i = 0; i < run.length; ++i)
-    if (!std::isfinite(values[run.local + i * run.stride])) return true;
-  return false;
+    if (!std::isfinite(values[run.local + i * run.stride])) return run.global + i;
+  return -1;
 }
 
 int64_t norm_blocks(const Region& region) { return divide_up(region.count(), ops::kNormBlock); }
@@ -309,14 +310,16 @@ std::string GradSink::find_first_nonfinite(Exec& ex) {
     for (size_t g = 0; g < groups_.size(); ++g) {
       const Group& group = store_.groups()[g];
       const Tensor& owned = on_host_.get(ex.device, group.grad.range(group.owned.begin, group.owned.count));
-      const auto bad = [&](const mesh::Run& run) {
-        return owned.dtype == DType::f64 ? any_nonfinite(owned.as<double>(), run)
-                                         : any_nonfinite(owned.as<float>(), run);
-      };
       for (size_t i = 0; i < group.params.size(); ++i) {
         const Param& param = store_.params()[static_cast<size_t>(group.params[i])];
-        if (std::ranges::any_of(mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), bad))
-          return format("{:08}.{:08} {}", g, i, param.name);
+        for (const mesh::Run& run : mesh::clip_runs(param.runs, group.owned.begin, group.owned.count)) {
+          const int64_t bad = owned.dtype == DType::f64 ? first_nonfinite(owned.as<double>(), run)
+                                                        : first_nonfinite(owned.as<float>(), run);
+          if (bad < 0) continue;
+          const bool sliced = param.shape.dims() == 3;
+          const std::string slice = sliced ? format("[{}]", bad / (param.shape[1] * param.shape[2])) : "";
+          return format("{:08}.{:08} {}{}", g, i, param.name, slice);
+        }
       }
     }
     return {};

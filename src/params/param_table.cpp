@@ -8,6 +8,9 @@ namespace {
 // In elements: slots begin on 64-byte boundaries with every element type.
 constexpr int64_t kSlotAlign = 32;
 
+/// Returns the rows of a box in its slot's matrix.
+int64_t rows_of(const Shape& box) { return box.count() / box[-1]; }
+
 }  // namespace
 
 std::vector<Region> clip(const Region& region, comm::Chunk chunk) {
@@ -36,13 +39,13 @@ SlotId ParamTable::add_slot(int group, std::vector<SlotPart> parts) {
   SlotGroup& owner = slot_groups_.at(static_cast<size_t>(group));
   TRAINER_CHECK(!closed_, "group {} is allocated already: no slot can be added", owner.name);
   const mesh::Layout& first = parts.front().layout;
-  const bool matrix = first.box().dims() == 2;
+  const bool matrix = first.box().dims() >= 2;
   int64_t cols = 0;
   for (const SlotPart& part : parts) cols += part.layout.box()[-1];
   Slot slot;
   slot.group = group;
   slot.offset = owner.elements;
-  slot.box = matrix ? Shape{first.box()[0], cols} : Shape{cols};
+  slot.box = matrix ? Shape{rows_of(first.box()), cols} : Shape{cols};
   slot.flat = first.axes(mesh::kFlat);
   slot.stored = slot.flat != 0 ? Shape{piece_of(slot).count} : slot.box;
   slot.decay = matrix;
@@ -54,7 +57,7 @@ SlotId ParamTable::add_slot(int group, std::vector<SlotPart> parts) {
   int64_t first_col = 0;
   for (const SlotPart& part : parts) {
     const Shape box = part.layout.box();
-    TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]),
+    TRAINER_CHECK((box.dims() >= 2) == matrix && (!matrix || rows_of(box) == slot.box[0]),
                   "{}: the local shape of this part, {}, must have as many rows as that of its slot, {}", part.name,
                   to_string(box), to_string(slot.box));
     TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} must be sharded over the same flat axes as {}",
@@ -64,8 +67,8 @@ SlotId ParamTable::add_slot(int group, std::vector<SlotPart> parts) {
     slot.params.push_back(static_cast<int>(params_.size()));
     owner.params.push_back(static_cast<int>(params_.size()));
     const bool primary = !part.copy && part.layout.is_owner(here);
-    params_.push_back(
-        {part.name, part.layout.shape(), part.init, group, primary, part.copy, part.hidden, std::move(runs)});
+    params_.push_back({part.name, part.layout.shape(), part.init, group, primary, part.copy, part.hidden,
+                       part.whole_matrix, std::move(runs)});
     first_col += box[-1];
   }
   slot.parts = std::move(parts);

@@ -25,9 +25,10 @@ struct Param {
   Shape shape;  // global
   Init init;
   int group = 0;
-  bool primary = true;  // this rank counts and saves it, among the ranks of a replica that hold the same elements
-  bool copy = false;    // the parameter is on another pipeline stage; a copy is not primary
-  bool hidden = false;  // the weight of a block's linear
+  bool primary = true;       // this rank counts and saves it, among the ranks of a replica that hold the same elements
+  bool copy = false;         // the parameter is on another pipeline stage; a copy is not primary
+  bool hidden = false;       // the weight of a block's linear
+  bool whole_matrix = true;  // if hidden, a rule that needs whole matrices may take it
   std::vector<mesh::Run> runs;  // global offset ↔ offset in the group's flat buffer
   int64_t count() const { return shape.count(); }
 };
@@ -40,8 +41,9 @@ struct SlotPart {
   /// The axes, other than data and flat ones, over which the gradient is a partial sum after a backward pass. It is
   /// reduced over them once per step.
   mesh::AxisSet sum_over = 0;
-  bool hidden = false;  // the weight of a block's linear, which Muon orthogonalizes
-  bool copy = false;    // the parameter of this name is on another pipeline stage, which counts and saves it
+  bool hidden = false;       // the weight of a block's linear
+  bool copy = false;         // the parameter of this name is on another pipeline stage, which counts and saves it
+  bool whole_matrix = true;  // if hidden, Muon may orthogonalize it; false: it is a list of vectors, such as a router
 };
 
 /// A part of a flat buffer: rows of `cols` elements, `pitch` apart.
@@ -73,8 +75,9 @@ class ParamTable {
 
   int add_group(std::string name);
   /// Adds a slot with the parts side by side: matrices, whose boxes [in, out_i] must have equal rows, form a local [in,
-  /// Σ out_i]; vectors form a local [Σ out_i]. Flat placements, which must be the same for all parts, shard that whole
-  /// matrix. Weight decay applies to matrices only.
+  /// Σ out_i]; so do E matrices each, whose boxes [E, in, out_i] are [E·in, out_i]; vectors form a local [Σ out_i].
+  /// Flat placements, which must be the same for all parts, shard that whole matrix. Weight decay applies to matrices
+  /// only.
   SlotId add_slot(int group, std::vector<SlotPart> parts);
   /// Returns the layout in which every rank holds all elements.
   mesh::Layout replicated(Shape shape) const { return {mesh_shape_, shape}; }

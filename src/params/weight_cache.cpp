@@ -153,7 +153,9 @@ Tensor WeightCache::next_in_ring(int64_t bytes) {
   if (!ring_) {
     int64_t all = 0;
     for (SlotId id = 0; id < store_.slots(); ++id) {
-      if (store_.box(id).dims() != 2 || !stays_in_memory(id)) continue;
+      // Matrices [E, in, out] of experts are never packed.
+      if (store_.box(id).dims() != 2 || store_.parts_of(id).front().layout.shape().dims() > 2 || !stays_in_memory(id))
+        continue;
       for (const bool transposed : {false, true})
         if (const int64_t each = packed_bytes(id, transposed); each <= kMost) all += round_up(each, kAlign);
     }

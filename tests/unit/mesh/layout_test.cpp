@@ -216,6 +216,42 @@ TEST(LayoutProperties, EveryElementIsOwnedOnceAndGatheringShardsIsTheIdentity) {
   }
 }
 
+TEST(LayoutProperties, SlicesDivideTheRunsOfATensorOfThreeDims) {
+  Random random{std::mt19937(11)};
+  for (int trial = 0; trial < 1000; ++trial) {
+    const MeshShape mesh = random_mesh(random);
+    const Layout layout = random_layout(random, mesh);
+    if (layout.shape().dims() != 3) continue;
+    SCOPED_TRACE(format("trial {}: {}", trial, to_string(layout)));
+    const BoxPosition place{.offset = 1, .pitch = layout.box()[-1] + 2};
+    for (int rank = 0; rank < mesh.world_size(); ++rank) {
+      std::vector<Stretch> joined;
+      for (int64_t slice = 0; slice < layout.shape()[0]; ++slice)
+        for (const Stretch& run : layout.runs(rank, place, slice)) {
+          ASSERT_EQ(run.global / (layout.shape()[1] * layout.shape()[2]), slice);
+          append_run(joined, run);
+        }
+      std::vector<Stretch> whole;
+      for (const Stretch& run : layout.runs(rank, place)) append_run(whole, run);
+      ASSERT_EQ(joined, whole) << "rank " << rank;
+    }
+  }
+}
+
+TEST(LayoutTables, ExpertsAreRowsOfOneMatrix) {
+  const MeshShape mesh({{"experts", 2}, {"tensor", 2}});
+  // Gate and up of 4 experts [2, 6] side by side: rank (1, 1) has columns 3…5 of experts 2 and 3, in a matrix [4, 6].
+  const Layout part = Layout(mesh, {4, 2, 6}).with("experts", split(0)).with("tensor", split(2));
+  EXPECT_EQ(part.box(), (Shape{2, 2, 3}));
+  EXPECT_EQ(part.runs(3, {.offset = 3, .pitch = 6}),
+            (std::vector<Stretch>{{27, 3, 3}, {33, 9, 3}, {39, 15, 3}, {45, 21, 3}}));
+  EXPECT_EQ(part.runs(3, {.offset = 3, .pitch = 6}, 3), (std::vector<Stretch>{{39, 15, 3}, {45, 21, 3}}));
+  EXPECT_TRUE(part.runs(3, {.offset = 3, .pitch = 6}, 1).empty());
+  // Down: rows 3…5 of each expert [6, 2].
+  const Layout down = Layout(mesh, {4, 6, 2}).with("experts", split(0)).with("tensor", split(1));
+  EXPECT_EQ(down.runs(1), (std::vector<Stretch>{{6, 0, 6}, {18, 6, 6}}));
+}
+
 TEST(LayoutProperties, PartsSideBySideFillAMatrixWithoutOverlap) {
   const MeshShape mesh({{"x", 2}, {"z", 3}});
   const std::vector<int64_t> widths = {6, 2, 2};

@@ -20,8 +20,8 @@ config::Config muon_config() {
   return c;
 }
 
-/// The matrix under test is the only one in its slot, or between others.
-enum class Slot { single, joined };
+/// The matrix under test is the only one in its slot, or between others, or one of three in a tensor, next to others.
+enum class Slot { single, joined, sliced };
 
 /// A store with one hidden matrix P₀[i, j] = cos(2i − j)/10, and vectors before and after it.
 struct Rig {
@@ -35,8 +35,14 @@ struct Rig {
     store.add_slot(group, {{"gain", store.replicated({5}), init}});
     if (slot == Slot::single) {
       store.add_slot(group, {part("w", cols, true)});
-    } else {
+    } else if (slot == Slot::joined) {
       store.add_slot(group, {part("before", 3, true), part("w", cols, true), part("after", 7, true)});
+    } else {
+      const auto experts = [&](const char* name, int64_t width) {
+        return params::SlotPart{name, store.replicated({3, rows, width}), init, 0, /*hidden=*/true};
+      };
+      store.add_slot(group, {experts("before", 2), experts("w", cols)});
+      first = rows * cols;
     }
     store.add_slot(group, {{"bias", store.replicated({cols}), init}});
     keep_states(store, rules);
@@ -62,7 +68,8 @@ struct Rig {
       if (param.name == "w")
         for (const mesh::Run& run : param.runs)
           for (int64_t k = 0; k < run.length; ++k)
-            fn((run.global + k) / cols, (run.global + k) % cols, run.local + k * run.stride);
+            if (const int64_t at = run.global + k - first; param.shape.dims() == 2 || (at >= 0 && at < first))
+              fn(at / cols, at % cols, run.local + k * run.stride);
   }
   /// G_t[i, j] = sin(t + 3i + 7j)/(1 + i + j), and other gradients that are not zero.
   void step(int64_t t, int64_t cols, double lr = 0.02, double scale = 1, double factor = 1) {
@@ -94,6 +101,7 @@ struct Rig {
   params::ParamStore store;
   Rules rules;
   std::unique_ptr<Optimizer> optimizer;
+  int64_t first = 0;  // index of the matrix's first element in its tensor
 };
 
 struct Golden {
@@ -141,7 +149,7 @@ TEST(Muon, FollowsTheGoldensAloneAndBesideOtherMatrices) {
       config::Config c = muon_config();
       golden.change(c);
       std::vector<double> single;
-      for (const Slot slot : {Slot::single, Slot::joined}) {
+      for (const Slot slot : {Slot::single, Slot::joined, Slot::sliced}) {
         Rig rig(c, golden.rows, golden.cols, slot, compute);
         for (int64_t t = 1; t <= golden.updates; ++t)
           rig.step(t, golden.cols, 0.02, golden.scales[static_cast<size_t>(t - 1)]);
@@ -156,11 +164,21 @@ TEST(Muon, FollowsTheGoldensAloneAndBesideOtherMatrices) {
 }
 
 TEST(Muon, OnlyDecaysAMatrixWithoutGradient) {
-  Rig rig(muon_config(), 4, 6, Slot::single);
-  const std::vector<double> before = rig.weights(4, 6);
-  for (int64_t t = 1; t <= 5; ++t) rig.step(t, 6, 0.02, 1, 0);
-  const std::vector<double> after = rig.weights(4, 6);
-  for (size_t i = 0; i < after.size(); ++i) EXPECT_NEAR(after[i], before[i] * std::pow(0.998, 5), 1e-15);
+  for (const Slot slot : {Slot::single, Slot::sliced}) {  // an expert that no token has chosen
+    Rig rig(muon_config(), 4, 6, slot);
+    const std::vector<double> before = rig.weights(4, 6);
+    for (int64_t t = 1; t <= 5; ++t) rig.step(t, 6, 0.02, 1, 0);
+    const std::vector<double> after = rig.weights(4, 6);
+    for (size_t i = 0; i < after.size(); ++i) EXPECT_NEAR(after[i], before[i] * std::pow(0.998, 5), 1e-15);
+  }
+}
+
+TEST(Muon, LeavesAListOfVectorsToAdamW) {
+  const Muon rule(muon_config(), DType::f64);
+  params::Param param{.name = "mlp.router.weight", .shape = {8, 4}, .hidden = true};
+  EXPECT_TRUE(rule.takes(param));
+  param.whole_matrix = false;
+  EXPECT_FALSE(rule.takes(param));
 }
 
 TEST(Muon, APowerOfTwoInAllGradientsChangesNoBit) {

@@ -45,19 +45,24 @@ struct Slots {
       const Shape box = first.box(slot);
       int64_t column = 0;
       for (const params::SlotPart& part : parts[s]) {
-        all.push_back({.layout = part.layout,
-                       .place = {.offset = column, .pitch = box[1]},
-                       .slot_count = box.count(),
-                       .slot_offset = first.range_of(slot).offset,
-                       .group_elements = first.slot_groups()[static_cast<size_t>(group[s])].elements});
-        column += part.layout.box()[1];
+        const Shape shape = part.layout.shape();
+        const bool sliced = shape.dims() == 3;
+        for (int64_t i = 0; i < (sliced ? shape[0] : 1); ++i)
+          all.push_back({.layout = part.layout,
+                         .place = {.offset = column, .pitch = box[1]},
+                         .slot_count = box.count(),
+                         .slot_offset = first.range_of(slot).offset,
+                         .group_elements = first.slot_groups()[static_cast<size_t>(group[s])].elements,
+                         .slice = sliced ? i : -1});
+        column += part.layout.box()[-1];
       }
     }
     return all;
   }
 };
 
-/// Returns linears of uneven sizes: split by rows, by columns or flat; joined; transposed; one replicated along `rep`.
+/// Returns linears of uneven sizes: split by rows, by columns or flat; joined; transposed; one replicated along `rep`;
+/// several matrices in one tensor, divided over `rep` or not.
 Slots random_slots(std::mt19937_64& engine) {
   const auto draw = [&](int n) { return static_cast<int>(engine() % static_cast<uint64_t>(n)); };
   Slots slots{MeshShape({{"data", 1 + draw(4)}, {"rep", 1 + draw(2)}, {"x", 1 + draw(3)}, {"z", 1 + draw(3)}}), {}, {}};
@@ -73,6 +78,13 @@ Slots random_slots(std::mt19937_64& engine) {
     };
     std::vector<params::SlotPart> parts;
     if (draw(4) == 0) {
+      const int64_t matrices = 2 * (1 + draw(2));
+      const AxisSet among = draw(2) == 0 ? rep : 0;
+      for (int p = draw(2); p >= 0; --p) {
+        const Layout layout = Layout(mesh, {matrices, rows, cols}).with(among, split(0)).with(x, split(2));
+        parts.push_back({format("experts{}", p), s % 2 == 0 ? layout.with(z, kFlat) : layout.with(z, split(1)), {}});
+      }
+    } else if (draw(4) == 0) {
       parts.push_back({"transposed", Layout(mesh, {rows, cols}).with(x, split(0)).with(z, split(1)).transposed(), {}});
     } else {
       for (int p = draw(3); p >= 0; --p)
@@ -100,7 +112,7 @@ double sum_of(Ownership::Counts (Ownership::*exchange)(int, int) const, const Ow
 int64_t load(const Ownership& o, int rank) {
   int64_t sum = 0;
   for (const int matrix : o.owned_by(rank))
-    sum += optim::orthogonalize_flops(o.matrices()[static_cast<size_t>(matrix)].layout.shape(), 1);
+    sum += optim::orthogonalize_flops(o.matrices()[static_cast<size_t>(matrix)].shape(), 1);
   return sum;
 }
 
@@ -121,7 +133,7 @@ void check_work(const Ownership& o) {
     total += load(o, rank);
   }
   for (const OwnedMatrix& m : o.matrices())
-    largest_cost = std::max(largest_cost, optim::orthogonalize_flops(m.layout.shape(), 1));
+    largest_cost = std::max(largest_cost, optim::orthogonalize_flops(m.shape(), 1));
   EXPECT_EQ(static_cast<int>(seen.size()), count);
   EXPECT_LE(largest_load, total / o.ranks() + largest_cost);
 }
@@ -130,13 +142,22 @@ void check_work(const Ownership& o) {
 void check_pieces(const Slots& slots, const Ownership& o, bool split_state) {
   const AxisSet data = slots.mesh.set("data");
   std::vector<std::vector<int>> senders;  // by matrix and element
-  for (const OwnedMatrix& m : o.matrices()) senders.emplace_back(static_cast<size_t>(m.layout.shape().count()));
+  for (const OwnedMatrix& m : o.matrices()) senders.emplace_back(static_cast<size_t>(m.shape().count()));
   for (int rank = 0; rank < o.ranks(); ++rank) {  // one replica, or all: group ranks are world ranks
     const params::ParamTable table = slots.table(rank);
     std::set<std::pair<int, int64_t>> taken;
+    int index = -1;
     for (int matrix = 0; matrix < static_cast<int>(o.matrices().size()); ++matrix) {
-      const params::Param& param = table.params()[static_cast<size_t>(matrix)];
-      std::vector<mesh::Run> runs = param.runs;
+      const OwnedMatrix& owned = o.matrices()[static_cast<size_t>(matrix)];
+      if (owned.slice <= 0) ++index;  // the next parameter
+      const params::Param& param = table.params()[static_cast<size_t>(index)];
+      std::vector<mesh::Run> runs;
+      const int64_t elements = owned.shape().count(), begin = std::max<int64_t>(0, owned.slice) * elements;
+      for (const mesh::Run& run : param.runs) {
+        const int64_t from = std::max(run.global, begin), to = std::min(run.global + run.length, begin + elements);
+        if (from < to)
+          runs.push_back({from - begin, run.local + (from - run.global) * run.stride, to - from, run.stride});
+      }
       if (split_state) {
         const comm::Chunk chunk = comm::chunk_of(table.slot_groups()[static_cast<size_t>(param.group)].elements,
                                                  slots.mesh.group_size(data), slots.mesh.index(rank, data));
@@ -180,7 +201,7 @@ void check_counts(const Ownership& o) {
         const int own = o.matrix_of(a, round);
         if (!back && own >= 0) {  // with its own pieces, the owner has the whole matrix
           const int64_t received = std::accumulate(mine.receive.begin(), mine.receive.end(), int64_t{0});
-          EXPECT_EQ(received + o.count(own, a), o.matrices()[static_cast<size_t>(own)].layout.shape().count());
+          EXPECT_EQ(received + o.count(own, a), o.matrices()[static_cast<size_t>(own)].shape().count());
         }
       }
       for (int rank = 0; rank < o.ranks(); ++rank) {

@@ -139,6 +139,22 @@ TEST(GradSink, NormIsOfAllGroupsAndNamesTheFirstBadTensor) {
   EXPECT_EQ(norm.bad_tensor, "k");
 }
 
+TEST(GradSink, NamesTheMatrixOfATensorOfSeveral) {
+  device::CpuDevice device(1);
+  ParamStore store(device, DType::f64);
+  const auto slot = store.add_slot(
+      store.add_group("block"), {{"gate", store.replicated({3, 2, 4}), {}}, {"up", store.replicated({3, 2, 4}), {}}});
+  store.allocate(ParamStore::Gradients::own_memory);
+  params::GradSink sink(store);
+  sink.prepare(device);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  ASSERT_EQ(store.box(slot), (Shape{6, 8}));
+  store.gradient(slot).as<double>()[5 * 8 + 6] = INFINITY;
+  EXPECT_EQ(sink.finish(ex).bad_tensor, "up[2]");
+}
+
 TEST(GradSink, RejectsWritesToAGroupThatHasEnded) {
   device::CpuDevice device(1);
   Store s(device, DType::f32);

@@ -32,7 +32,8 @@ struct MeshExtents {
 std::string to_string(const MeshExtents& g) { return format("data {} rep {} z {} x {}", g.data, g.rep, g.z, g.x); }
 
 /// One of everything: a flat matrix of two parts, a vector with partial sums over z, a flat vector; two parts of which
-/// one is held by several ranks, as matrices, as vectors and flat; a flat table that is written twice.
+/// one is held by several ranks, as matrices, as vectors and flat; a flat table that is written twice; several matrices
+/// in each of two parts, divided over x or with rows divided over it.
 struct Model {
   explicit Model(ParamStore& store) : store(store) {
     const MeshShape& shape = store.mesh_shape();
@@ -52,6 +53,9 @@ struct Model {
     add(second, {{"fa", layout({5, 12}).with(rep | x, split(1)).with("z", kFlat), normal},
                  {"fb", layout({5, 4}).with(x, split(1)).with("z", kFlat), normal, rep}});
     add(second, {{"table", layout({11, 5}).padded(0, 16).with("x", split(0)).with("z", kFlat), normal}});
+    add(second, {{"gate", layout({4, 3, 4}).with("x", split(0)).with("z", kFlat), normal},
+                 {"up", layout({4, 3, 4}).with("x", split(0)).with("z", kFlat), normal}});
+    add(second, {{"down", layout({4, 6, 5}).with("x", split(1)), normal, z}});
   }
   void add(int group, const std::vector<SlotPart>& parts) {
     slots.emplace_back(store.add_slot(group, parts), parts);
@@ -235,9 +239,9 @@ TEST(SpreadSlots, CrossTheWireOncePerUseAndOncePerMicroBatch) {
         if (rank.mesh.shape().name_of(key.axes) == axis && key.op == op) sum += count.elements;
       return sum;
     };
-    EXPECT_EQ(payload("z", CommOp::all_gather), 3 * (6 * 12 + 12 + 16 * 5 + 5 * (6 + 4)));
-    EXPECT_EQ(payload("z", CommOp::reduce_scatter), 3 * (6 * 12 + 12 + 16 * 5 + 5 * (6 + 4)));
-    EXPECT_EQ(payload("z", CommOp::all_reduce), 8 + 6 * 8 + 8);  // gain; a and va, split in two by rep
+    EXPECT_EQ(payload("z", CommOp::all_gather), 3 * (6 * 12 + 12 + 16 * 5 + 5 * (6 + 4) + 12 * 8));
+    EXPECT_EQ(payload("z", CommOp::reduce_scatter), 3 * (6 * 12 + 12 + 16 * 5 + 5 * (6 + 4) + 12 * 8));
+    EXPECT_EQ(payload("z", CommOp::all_reduce), 8 + 6 * 8 + 8 + 120);  // gain; a and va, split in two by rep; down
     EXPECT_EQ(payload("rep+z", CommOp::all_reduce), 6 * 4 + 4);
     const comm::Chunk piece = comm::chunk_of(5 * (6 + 4), 2, rank.mesh.index("z"));
     int64_t shared = 0;  // columns of fb in this rank's piece
