@@ -3,12 +3,6 @@
 #include "ops/activation.h"
 
 namespace trainer::parallel {
-namespace {
-
-Tensor gate(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
-Tensor up(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
-
-}  // namespace
 
 DenseMlp::DenseMlp(Strategy& strategy, const LayerSpec& spec) : gated_(has_gated_mlp(spec.model)) {
   up_ = strategy.linear(spec.layer, spec.group, spec.linear(Site::up));
@@ -20,7 +14,7 @@ void DenseMlp::activate(Exec& ex, Saved& s) const {
   const Tensor pre = s.pre;
   s.z = ex.take("mlp.z", {pre.rows(), gated_ ? pre.cols() / 2 : pre.cols()}, pre.dtype);
   if (gated_)
-    ops::run(ex, ops::SwigluForward{gate(pre), up(pre), s.z});
+    ops::run(ex, ops::SwigluForward{gate_of(pre), up_of(pre), s.z});
   else
     ops::run(ex, ops::BiasActivation{.x = pre, .bias = {}, .pre = {}, .y = s.z, .act = ops::Activation::gelu});
 }
@@ -45,7 +39,7 @@ Scratch DenseMlp::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, G
   if (!batch.late) s.z.reset();
   if (gated_) {
     const Tensor pre = s.pre;  // not needed afterwards
-    ops::run(ex, ops::SwigluBackward{d, gate(pre), up(pre), gate(pre), up(pre)});
+    ops::run(ex, ops::SwigluBackward{d, gate_of(pre), up_of(pre), gate_of(pre), up_of(pre)});
     d = std::move(s.pre);
   }
   s.pre.reset();

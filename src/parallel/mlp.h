@@ -4,6 +4,10 @@
 
 namespace trainer::parallel {
 
+/// Return the halves of gate ‖ up.
+inline Tensor gate_of(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
+inline Tensor up_of(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
+
 /// What a layer with experts saves of n rows, each of which k of E experts compute; empty in others. Logits,
 /// log-sum-exps and weights have the accumulator type, the others are i32.
 struct Routed {
