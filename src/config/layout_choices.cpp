@@ -53,6 +53,7 @@ std::vector<Parallel> choices_by_memory(const Config& config) {
     std::vector<Parallel> all(2, chosen);
     all[0].panels = Panels::gather;
     all[1].panels = Panels::ring;
+    if (config.model.n_expert > 0) all.pop_back();  // experts have any number of rows
     return all;
   }
   return {std::move(chosen)};

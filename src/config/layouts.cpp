@@ -105,9 +105,10 @@ std::string nearest_text(const Config& config) {
 }
 
 const char* key_of(sharding::Extent extent) {
-  constexpr const char* kKeys[] = {"model.n_layer",     "model.n_head",  "model.n_head",        "model.n_kv_head",
-                                   "model.n_kv_head",   "model.d_model", "model.d_ff",          "model.vocab_multiple",
-                                   "train.micro_batch", "model.seq_len", "model.tie_embeddings"};
+  constexpr const char* kKeys[] = {"model.n_layer",     "model.n_head",  "model.n_head",         "model.n_kv_head",
+                                   "model.n_kv_head",   "model.d_model", "model.d_ff",           "model.vocab_multiple",
+                                   "train.micro_batch", "model.seq_len", "model.tie_embeddings", "model.d_expert",
+                                   "model.d_shared"};
   return kKeys[static_cast<size_t>(extent)];
 }
 
@@ -127,8 +128,8 @@ std::vector<const char*> keys_of(const Config& config, const sharding::Violation
 std::string remedy_of(const sharding::Violation& violation, const ModelSharding& s, const std::string& nearest) {
   using sharding::Extent;
   const std::string own = violation.remedy(s);
-  const bool independent = violation.extent == Extent::d_ff || violation.extent == Extent::micro_batch ||
-                           violation.extent == Extent::vocab_multiple;
+  const bool independent = violation.extent == Extent::d_ff || violation.extent == Extent::d_expert ||
+                           violation.extent == Extent::micro_batch || violation.extent == Extent::vocab_multiple;
   if (own.empty() || (!nearest.empty() && !independent)) return nearest;
   return nearest.empty() ? "; " + own : nearest + ", or " + own;
 }

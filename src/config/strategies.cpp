@@ -267,7 +267,11 @@ sharding::Extents extents_of(const Config& config) {
           .vocab_multiple = m.vocab_multiple,
           .micro_batch = config.train.micro_batch,
           .seq_len = m.seq_len,
-          .tied = m.tie_embeddings.value_or(false)};
+          .tied = m.tie_embeddings.value_or(false),
+          .n_expert = m.n_expert,
+          .d_expert = m.d_expert,
+          .d_shared = m.d_shared,
+          .moe_every = m.moe_every};
 }
 
 }  // namespace trainer::config

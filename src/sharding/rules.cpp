@@ -23,7 +23,9 @@ constexpr Words kWords[] = {{"n_layer", ""},
                             {"vocab_multiple", ""},
                             {"micro_batch", " sequences"},
                             {"micro_batch x seq_len", " token rows"},
-                            {"tie_embeddings", ""}};
+                            {"tie_embeddings", ""},
+                            {"d_expert", ""},
+                            {"d_shared", ""}};
 
 constexpr const char* kSiteNames[] = {"qkv", "out", "up", "down"};
 
@@ -44,7 +46,13 @@ constexpr const char* kTexts[] = {
     "other columns, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along {axes} "
     "and {others}",
     "{where}{site} is split in conflicting ways along {axes}: an axis may split rows, columns or the contraction, and "
-    "may shard the weight only if it splits rows"};
+    "may shard the weight only if it splits rows",
+    "{where}{axes} splits {what}{site}, but the experts of a layer need whole rows: the partial sums would be of "
+    "experts_per_token rows for each token",
+    "{where}up, hidden and down of a layer with experts must be split in the same way, but they differ along {axes}: "
+    "rows along the same axes, columns of up as columns of hidden and the contraction of down",
+    "{where}the ring schedule of {site} needs equally many rows on each rank, but experts have any number of rows; use "
+    "at_once (panels = \"gather\")"};
 
 /// Checks the rules in order and calls found(violation) for each violated rule until found() returns true.
 template <typename Found>
@@ -56,8 +64,12 @@ class Check {
     int64_t layers = 0;
     for (const Layer& layer : s_.layers) {
       layer_ = layers;
-      check(layer);
       layers += layer.count;
+      const int64_t moe = e_.n_expert == 0 ? 0 : layers / e_.moe_every - layer_ / e_.moe_every;
+      dense_ = moe < layer.count;
+      moe_ = moe > 0;
+      check(layer);
+      if (moe_) experts(layer);
     }
     layer_ = -1;
     require(layers == e_.n_layer, {.rule = Rule::layers, .extent = Extent::n_layer, .value = layers});
@@ -85,7 +97,10 @@ class Check {
     divides(queries == e_.d_model ? Extent::d_model : Extent::query_width, queries, axes, what, site);
   }
   void width(bool of_ff, AxisSet axes, const char* what, const char* site = "") {
-    divides(of_ff ? Extent::d_ff : Extent::d_model, of_ff ? e_.d_ff : e_.d_model, axes, what, site);
+    if (!of_ff) return divides(Extent::d_model, e_.d_model, axes, what, site);
+    if (dense_) divides(Extent::d_ff, e_.d_ff, axes, what, site);
+    if (moe_) divides(Extent::d_expert, e_.d_expert, axes, what, site);
+    if (moe_) divides(Extent::d_shared, e_.d_shared, axes, what, site);
   }
   void stream(Spread spread, const char* rows, const char* cols) {
     token_rows(spread.rows, rows);
@@ -125,6 +140,23 @@ class Check {
       require(twice == 0, {.rule = Rule::disjoint, .axes = twice, .site = name});
       if (linear.schedule == GemmSchedule::ring) ring(layer, linear, site, name);
     }
+  }
+
+  /// The rules for the linears of experts, which are sharded as up and down.
+  void experts(const Layer& layer) {
+    const LinearSharding &up = layer.at(Site::up), &down = layer.at(Site::down);
+    const auto whole_rows = [&](AxisSet axes, const char* what, const char* site) {
+      require(s_.wide(axes) == 0,
+              {.rule = Rule::whole_rows, .extent = Extent::d_expert, .axes = axes, .what = what, .site = site});
+    };
+    whole_rows(up.contraction, "the contraction of ", "up");
+    whole_rows(down.cols, "columns of ", "down");
+    const AxisSet differ = s_.wide((up.rows ^ layer.mlp.rows) | (up.rows ^ down.rows) | (up.cols ^ layer.mlp.cols) |
+                                   (up.cols ^ down.contraction));
+    require(differ == 0, {.rule = Rule::one_split, .extent = Extent::d_expert, .axes = differ});
+    for (const Site site : {Site::up, Site::down})
+      require(layer.at(site).schedule == GemmSchedule::at_once,
+              {.rule = Rule::no_ring, .extent = Extent::d_expert, .site = kSiteNames[static_cast<size_t>(site)]});
   }
 
   /// SUMMA requires a square mesh of ranks that stores blocks of all three matrices. If the contraction is split, the
@@ -175,6 +207,7 @@ class Check {
   const Extents& e_;
   const Found& found_;
   int64_t layer_ = -1;
+  bool dense_ = true, moe_ = false;  // the layers that are checked include ones with a dense MLP, with experts
   bool done_ = false;
 };
 

@@ -14,6 +14,8 @@ struct Extents {
   int64_t vocab_multiple = 0;  // 0: the vocabulary is padded as the sharding requires
   int64_t micro_batch = 0, seq_len = 0;
   bool tied = false;  // one table for embedding and head
+  // Layers moe_every, 2·moe_every, … have n_expert experts of width d_expert, and a shared one of width d_shared.
+  int64_t n_expert = 0, d_expert = 0, d_shared = 0, moe_every = 1;
 };
 enum class Extent : uint8_t {
   n_layer,
@@ -26,12 +28,26 @@ enum class Extent : uint8_t {
   vocab_multiple,
   micro_batch,
   token_rows,
-  tied
+  tied,
+  d_expert,
+  d_shared
 };
 
 /// A violated rule, as plain data, so that a search over many shardings formats no text.
 struct Violation {
-  enum class Rule : uint8_t { divides, layers, shares_heads, flat_table, one_table, nested_table, ring, disjoint };
+  enum class Rule : uint8_t {
+    divides,
+    layers,
+    shares_heads,
+    flat_table,
+    one_table,
+    nested_table,
+    ring,
+    disjoint,
+    whole_rows,
+    one_split,
+    no_ring
+  };
   Rule rule = Rule::divides;
   Extent extent = Extent::d_model;
   int64_t value = 0;                  // the extent's value

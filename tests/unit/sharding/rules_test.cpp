@@ -77,12 +77,30 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
     even(e.n_head, layer.attention.cols);
     require(heads_can_be_shared(s, layer.attention.cols, e.n_kv_head));
     even(rows, layer.mlp.rows);
-    even(e.d_ff, layer.mlp.cols);
+    const bool moe = e.n_expert > 0 && (l + 1) % e.moe_every == 0;
+    const auto even_inside = [&](AxisSet axes) {
+      even(moe ? e.d_expert : e.d_ff, axes);
+      if (moe) even(e.d_shared, axes);
+    };
+    even_inside(layer.mlp.cols);
+    for (size_t a = 0; moe && a < s.axes.size(); ++a) {
+      const LinearSharding &up = layer.at(Site::up), &down = layer.at(Site::down);
+      const auto on = [&](AxisSet set) { return (set >> a & 1) != 0; };
+      require(s.axes[a].size == 1 || (!on(up.contraction) && !on(down.cols) && on(up.rows) == on(layer.mlp.rows) &&
+                                      on(up.rows) == on(down.rows) && on(up.cols) == on(layer.mlp.cols) &&
+                                      on(up.cols) == on(down.contraction)));
+    }
     for (const Site site : kSites) {
       const LinearSharding& linear = layer.at(site);
       even(rows, linear.rows);
-      even(site == Site::down ? e.d_ff : site == Site::out ? e.n_head * head_dim : e.d_model, linear.contraction);
-      even(site == Site::up ? e.d_ff : site == Site::qkv ? e.n_head * head_dim : e.d_model, linear.cols);
+      if (site == Site::down)
+        even_inside(linear.contraction);
+      else
+        even(site == Site::out ? e.n_head * head_dim : e.d_model, linear.contraction);
+      if (site == Site::up)
+        even_inside(linear.cols);
+      else
+        even(site == Site::qkv ? e.n_head * head_dim : e.d_model, linear.cols);
     }
     if (layer.at(Site::qkv).cols != layer.attention.cols) even(head_dim * e.n_kv_head, layer.at(Site::qkv).cols);
   }
@@ -124,6 +142,10 @@ TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
     e.d_model = e.n_head * draw.one_of<int64_t>({1, 4});
     e.head_dim = draw.one_of<int64_t>({0, 3});
     const ModelSharding s = random_sharding(draw, e.n_layer);
+    e.n_expert = draw.one_of<int64_t>({0, 0, 8});
+    e.d_expert = draw.one_of<int64_t>({8, 12});
+    e.d_shared = draw.one_of<int64_t>({0, 6});
+    e.moe_every = 1 + draw.below(2);
     const bool expected = is_legal(s, e);
     EXPECT_EQ(violations(s, e).empty(), expected) << "seed " << seed;
     const std::optional<Violation> first = first_violation(s, e);
@@ -174,6 +196,29 @@ TEST(Rules, OfARingAskForASquareInTheLinearAndAroundIt) {
       [](ModelSharding& s) { std::swap(s.layers[0].at(Site::down).cols, s.layers[0].at(Site::down).contraction); }));
   EXPECT_TRUE(broken(
       [](ModelSharding& s) { std::swap(s.layers[0].at(Site::qkv).cols, s.layers[0].at(Site::qkv).contraction); }));
+}
+
+TEST(Rules, OfExpertsAskForWholeRowsAndOneSplit) {
+  ModelSharding s = square(GemmSchedule::at_once);
+  Extents e = kExtents;
+  e.n_expert = 4, e.d_expert = 6;
+  const auto text = [&] {
+    const std::optional<Violation> first = first_violation(s, e);
+    return first ? first->text(s) : "";
+  };
+  EXPECT_NE(text().find("col splits columns of down"), std::string::npos) << text();
+  LinearSharding& down = s.layers[0].at(Site::down);
+  std::swap(down.cols, down.contraction);
+  EXPECT_EQ(text(), "");
+  e.d_expert = 5;
+  EXPECT_NE(text().find("d_expert = 5 cannot"), std::string::npos) << text();
+  e.d_expert = 6, e.d_shared = 7;
+  EXPECT_NE(text().find("d_shared = 7 cannot"), std::string::npos) << text();
+  e.d_shared = 0;
+  s.layers[0].at(Site::up).schedule = GemmSchedule::ring;
+  EXPECT_NE(text().find("ring schedule of up"), std::string::npos) << text();
+  s.layers[0].at(Site::up) = {};
+  EXPECT_NE(text().find("must be split in the same way"), std::string::npos) << text();
 }
 
 TEST(Rules, NameExtentRanksAxesAndWhatWouldFit) {
