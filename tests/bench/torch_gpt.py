@@ -53,6 +53,7 @@ class Shape:
         self.micro_batch = train["micro_batch"]
         self.accumulation = train.get("global_batch", self.micro_batch) // self.micro_batch
         self.clip = config.get("optim", {}).get("grad_clip", 1.0)
+        self.experts, self.chosen, self.expert_ff = (model.get(key, 0) for key in ("n_expert", "experts_per_token", "d_expert"))
 
     def tokens(self):
         return self.micro_batch * self.accumulation * self.seq
@@ -131,16 +132,34 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.float() if self.loss_in_fp32 else logits, targets.flatten())
 
 
+class Mixture(nn.Module):
+    """A mixture of experts: transformers' Mixtral with the trainer's loss."""
+
+    def __init__(self, s, implementation):
+        import transformers
+        super().__init__()
+        self.model = transformers.MixtralForCausalLM(transformers.MixtralConfig(
+            vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.expert_ff, num_hidden_layers=s.layers,
+            num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.hidden // s.heads, num_local_experts=s.experts,
+            num_experts_per_tok=s.chosen, max_position_embeddings=s.seq, tie_word_embeddings=s.tied, use_cache=False,
+            output_router_logits=True, experts_implementation=implementation, attn_implementation="sdpa"))
+
+    def forward(self, ids, targets):
+        out = self.model(ids)
+        return F.cross_entropy(out.logits.flatten(0, 1), targets.flatten()) + 0.01 / self.model.num_experts_per_tok * out.aux_loss
+
+
 class Stepper:
     """Runs optimizer steps. dtype: fp32; autocast (fp32 state, GEMMs in bf16); bf16 (weights, gradients and moments in
     bf16); master (weights and gradients in bf16, updated from fp32 copies, as the trainer does)."""
 
-    def __init__(self, shape, dtype, use_compile, device, chunked_loss=False):
+    def __init__(self, shape, dtype, use_compile, device, chunked_loss=False, experts="grouped_mm"):
         torch.manual_seed(1)
         self.shape, self.autocast, self.device = shape, dtype == "autocast", torch.device(device)
         with self.device:
             # On a CPU the loss keeps the type that PyTorch chooses, which is faster for PyTorch.
-            self.model = Gpt(shape, chunked_loss, reduced=dtype != "fp32", loss_in_fp32=device == "cuda")
+            self.model = (Mixture(shape, experts) if shape.experts else
+                          Gpt(shape, chunked_loss, reduced=dtype != "fp32", loss_in_fp32=device == "cuda"))
         if dtype in ("bf16", "master"):
             self.model.bfloat16()
         self.weights = list(self.model.parameters())
@@ -189,6 +208,8 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
     parser.add_argument("--chunked-loss", action="store_true", help="head and loss as F.linear_cross_entropy")
+    parser.add_argument("--experts", choices=["eager", "grouped_mm", "batched_mm"], default="grouped_mm",
+                        help="how transformers computes a mixture of experts")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--warmup", type=int, default=2, help="steps not counted")
     parser.add_argument("--steps", type=int, default=5)
@@ -198,7 +219,7 @@ def main():
 
     torch.set_num_threads(args.threads)
     shape = Shape(read_config(args.config, args.set))
-    stepper = Stepper(shape, args.dtype, args.compile, args.device, args.chunked_loss)
+    stepper = Stepper(shape, args.dtype, args.compile, args.device, args.chunked_loss, args.experts)
     begin, loss = time.perf_counter(), 0.0
     for _ in range(args.warmup):
         seconds, loss = stepper.step()
