@@ -129,7 +129,8 @@ void declare_parallel(std::vector<Key>& keys) {
       "remaining layers). A sharding spec is a string with one letter per mesh axis: the dimension that the axis "
       "splits. Specs of activations (stream; attention; hidden, between up and down): r rows, c columns, - none. "
       "Specs of the linears qkv, out, up and down: r rows, c columns, k the contraction dimension, f rows, with "
-      "the weights stored in flat shards, - none. schedule: at_once: one GEMM; ring: one GEMM per block (SUMMA).");
+      "the weights stored in flat shards, - none. experts: e divides the experts, - none; empty: none does. "
+      "schedule: at_once: one GEMM; ring: one GEMM per block (SUMMA).");
   parallel.string("head", &Parallel::head, "", {.strategies = {autoddl}},
                   "autoddl: sharding spec of the final norm and the head, with the letters of stream; empty: that of "
                   "the last layer's "

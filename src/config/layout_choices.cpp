@@ -15,7 +15,8 @@ std::vector<Parallel> replica_layouts(const Config& trained, int world) {
   config.parallel.stage_layers.clear();
   Config trial = config;
   trial.parallel.strategy = StrategyName::megatron_1d;
-  const bool own_strategy = config.parallel.strategy == trial.parallel.strategy;
+  trial.parallel.experts = 1;
+  const bool own_strategy = config.parallel.strategy == trial.parallel.strategy && config.parallel.experts == 1;
   const int64_t own = ranks_of_replica(config), own_tensor = own_strategy ? config.parallel.tensor : 1;
   std::vector<Parallel> layouts;
   const auto add = [&](int64_t tensor) {

@@ -108,7 +108,7 @@ const char* key_of(sharding::Extent extent) {
   constexpr const char* kKeys[] = {"model.n_layer",     "model.n_head",  "model.n_head",         "model.n_kv_head",
                                    "model.n_kv_head",   "model.d_model", "model.d_ff",           "model.vocab_multiple",
                                    "train.micro_batch", "model.seq_len", "model.tie_embeddings", "model.d_expert",
-                                   "model.d_shared"};
+                                   "model.d_shared",    "model.n_expert"};
   return kKeys[static_cast<size_t>(extent)];
 }
 
@@ -129,7 +129,8 @@ std::string remedy_of(const sharding::Violation& violation, const ModelSharding&
   using sharding::Extent;
   const std::string own = violation.remedy(s);
   const bool independent = violation.extent == Extent::d_ff || violation.extent == Extent::d_expert ||
-                           violation.extent == Extent::micro_batch || violation.extent == Extent::vocab_multiple;
+                           violation.extent == Extent::n_expert || violation.extent == Extent::micro_batch ||
+                           violation.extent == Extent::vocab_multiple;
   if (own.empty() || (!nearest.empty() && !independent)) return nearest;
   return nearest.empty() ? "; " + own : nearest + ", or " + own;
 }
@@ -141,14 +142,16 @@ int64_t ranks_of_replica(const Config& config) { return config.parallel.stages *
 int64_t ranks_of_stage(const Config& config) {
   int64_t product = 1;
   for (const int64_t extent : extents(config)) product *= extent;
-  return product;
+  return product * (strategy_of(config).times_experts ? config.parallel.experts : 1);
 }
 
 const char* replica_key(const Config& config) { return strategy_of(config).extents_key; }
 
 std::string replica_text(const Config& config) {
   const Key& key = extents_key(config);
-  const std::string of_stage = key.name + " = " + to_toml(key.get(config));
+  std::string of_stage = key.name + " = " + to_toml(key.get(config));
+  if (strategy_of(config).times_experts && config.parallel.experts > 1)
+    of_stage = format("experts = {} x {}", config.parallel.experts, of_stage);
   return config.parallel.stages == 1 ? of_stage : format("stages = {} x {}", config.parallel.stages, of_stage);
 }
 

@@ -28,10 +28,10 @@ Letters letters_of(LinearSharding& l) {
   return {{'f', &l.flat}, {'r', &l.rows}, {'c', &l.cols}, {'k', &l.contraction}};
 }
 std::vector<std::pair<std::string LayerSpec::*, Letters>> words_of(Layer& layer) {
-  return {{&LayerSpec::stream, letters_of(layer.stream)},      {&LayerSpec::attention, letters_of(layer.attention)},
-          {&LayerSpec::hidden, letters_of(layer.mlp)},         {&LayerSpec::qkv, letters_of(layer.at(Site::qkv))},
-          {&LayerSpec::out, letters_of(layer.at(Site::out))},  {&LayerSpec::up, letters_of(layer.at(Site::up))},
-          {&LayerSpec::down, letters_of(layer.at(Site::down))}};
+  return {{&LayerSpec::stream, letters_of(layer.stream)},       {&LayerSpec::attention, letters_of(layer.attention)},
+          {&LayerSpec::hidden, letters_of(layer.mlp)},          {&LayerSpec::qkv, letters_of(layer.at(Site::qkv))},
+          {&LayerSpec::out, letters_of(layer.at(Site::out))},   {&LayerSpec::up, letters_of(layer.at(Site::up))},
+          {&LayerSpec::down, letters_of(layer.at(Site::down))}, {&LayerSpec::experts, {{'e', &layer.experts}}}};
 }
 
 /// Parses one spec: adds each mesh axis to the set that its letter selects. "data", which has no letter, comes before
@@ -94,6 +94,7 @@ void set_tables(Config& config, const ModelSharding& sharding) {
   for (Layer& layer : s.layers) {
     LayerSpec spec;
     for (const auto& [word, letters] : words_of(layer)) spec.*word = word_of(s, letters);
+    if (layer.experts == 0) spec.experts.clear();
     if (layer.at(Site::qkv).schedule == GemmSchedule::ring) spec.schedule = kRing;
     if (s.layers.size() > 1) spec.layers = layer.count;
     p.layer.push_back(std::move(spec));
@@ -118,7 +119,7 @@ void check_spec(const Config& config, std::vector<BrokenRule>& broken) {
   for (size_t i = 0; i < p.layer.size(); ++i) {
     const LayerSpec& spec = p.layer[i];
     for (const SpecMember& member : kSpecMembers)
-      if (member.letters != nullptr)
+      if (member.letters != nullptr && (member.letters != kExpertLetters || !spec.experts.empty()))
         letters("parallel.layer", format("table {}: {}", i + 1, member.name), spec.*member.member, member.letters);
     if (!spec.schedule.empty() && spec.schedule != kRing && spec.schedule != "at_once")
       broken.push_back({{"parallel.layer"},

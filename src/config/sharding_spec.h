@@ -5,6 +5,7 @@
 //   stream, attention, hidden    r rows        c columns       - copies
 //   qkv, out, up, down           r rows        c columns       k contraction     f rows, the matrix in flat shards
 //                                - nothing
+//   experts                      e divides the experts of layers that have some; - copies. Empty: nothing divides them
 //   head                         as stream, for the final norm and the head
 //   table                        v vocabulary  h hidden        f flat shards     - copies
 #include <array>
@@ -23,14 +24,16 @@ struct SpecMember {
   std::string LayerSpec::*member;
   const char* letters;
 };
-inline constexpr const char *kSpreadLetters = "rc-", *kLinearLetters = "rckf-", *kTableLetters = "vhf-";
-inline constexpr std::array<SpecMember, 8> kSpecMembers = {{{"stream", &LayerSpec::stream, kSpreadLetters},
+inline constexpr const char *kSpreadLetters = "rc-", *kLinearLetters = "rckf-", *kTableLetters = "vhf-",
+                            *kExpertLetters = "e-";
+inline constexpr std::array<SpecMember, 9> kSpecMembers = {{{"stream", &LayerSpec::stream, kSpreadLetters},
                                                             {"attention", &LayerSpec::attention, kSpreadLetters},
                                                             {"hidden", &LayerSpec::hidden, kSpreadLetters},
                                                             {"qkv", &LayerSpec::qkv, kLinearLetters},
                                                             {"out", &LayerSpec::out, kLinearLetters},
                                                             {"up", &LayerSpec::up, kLinearLetters},
                                                             {"down", &LayerSpec::down, kLinearLetters},
+                                                            {"experts", &LayerSpec::experts, kExpertLetters},
                                                             {"schedule", &LayerSpec::schedule, nullptr}}};
 
 struct BrokenRule;

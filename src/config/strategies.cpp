@@ -26,7 +26,9 @@ using sharding::Site;
 // clang-format off
 //   strategy        axes      stream  attention  hidden  qkv  out  up   down  head  table
 //   Megatron-1D     t         r       c          c       c    k    c    k     r     v      without sequence parallelism: stream, head -
+//                   e t       rr      rc         rc      rc   rk   rc   rk    rr    -v     with experts: e-
 //   FSDP            z         r       r          r       f    f    f    f     r     f      context: rows of attention c
+//                   z e       rr      rr         rr      ff   ff   ff   ff    rr    ff     with experts: -e
 //   Optimus-2D      row col   rc      rc         rc      fc   fc   fc   fk    rc    fv     stationary = "paper": down fc
 //   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh    vocab_axes = "xy": table fvv
 // clang-format on
@@ -96,25 +98,38 @@ namespace {
 // once per step. The head gathers its input once for loss and gradients together; a head with a separate backward pass
 // would gather it twice. Full recomputation repeats each layer's forward collectives except the last one, whose result
 // is not needed.
+//
+// With parallel.experts = e, a replica has e groups of T ranks with different sequences and different experts. All
+// other weights are copies in these groups, with gradients all-reduced over them.
 ModelSharding megatron(const Config& config) {
-  ModelSharding s = over(config, {{"tensor", config.parallel.tensor}});
-  const AxisSet t = s.find("tensor");
-  const LinearSharding columns{.cols = t}, rows{.contraction = t};
+  ModelSharding s = over(config, {{"experts", config.parallel.experts}, {"tensor", config.parallel.tensor}});
+  if (config.parallel.experts == 1) s = over(config, {{"tensor", config.parallel.tensor}});
+  const AxisSet t = s.find("tensor"), e = s.find("experts");
+  const LinearSharding columns{.rows = e, .cols = t}, rows{.rows = e, .contraction = t};
   cut_all(s, config,
-          {.stream = {.rows = config.parallel.sequence_parallel ? t : AxisSet{0}},
-           .attention = {.cols = t},
-           .mlp = {.cols = t},
-           .linears = {{Site::qkv, columns}, {Site::out, rows}, {Site::up, columns}, {Site::down, rows}}});
+          {.stream = {.rows = config.parallel.sequence_parallel ? e | t : e},
+           .attention = {.rows = e, .cols = t},
+           .mlp = {.rows = e, .cols = t},
+           .linears = {{Site::qkv, columns}, {Site::out, rows}, {Site::up, columns}, {Site::down, rows}},
+           .experts = e});
   s.table = {.vocab = t};
   return s;
 }
 
+/// Returns the numbers of ranks that can divide the experts, if `ranks` ranks have different rows.
+std::vector<int64_t> ranks_of_experts(const Config& config, int64_t ranks) {
+  return divisors(config.model.n_expert == 0 ? 1 : std::gcd(config.model.n_expert, ranks));
+}
+
 void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
   Parallel p = config.parallel;
-  p.tensor = ranks;
-  for (const bool sequences : {true, false}) {
-    p.sequence_parallel = sequences;
-    visit(p);
+  for (const int64_t experts : ranks_of_experts(config, ranks)) {
+    p.experts = experts;
+    p.tensor = ranks / experts;
+    for (const bool sequences : {true, false}) {
+      p.sequence_parallel = sequences;
+      visit(p);
+    }
   }
 }
 
@@ -128,6 +143,9 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
 // outside attention each of them has a part of the rows of a sequence, in attention a part of the heads. All-to-alls
 // redistribute q, k, v and the output of attention in between.
 //
+// With parallel.experts = e, groups of e of the z ranks have different experts: each of them 1/e of every matrix of
+// experts, in flat shards over the other z/e ranks only, and they exchange rows instead (parallel/exchange.h).
+//
 //   N rows of a replica, hidden H, feed-forward F    on a rank
 //   activations                                      [N/z, H], [N/z, F]
 //   q, k, v and attention                            [N/z, 3H]          context: [N·c/z, 3H/c]
@@ -138,10 +156,14 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
 // W, 1.5 times the all-reduce of plain data parallelism. With parallel.cache_layers, matrices are gathered once per
 // step.
 ModelSharding fsdp(const Config& config) {
-  const int64_t shards = std::max<int64_t>(1, config.parallel.shards), context = config.parallel.context;
+  const int64_t shards = std::max<int64_t>(1, config.parallel.shards), context = config.parallel.context,
+                experts = config.parallel.experts;
   ModelSharding s = over(config, {{"shards", shards}});
-  if (context > 1) {
-    s = over(config, {{"batch", shards / context}, {"context", context}});
+  if (context * experts > 1) {
+    std::vector<Axis> axes = {{"batch", shards / (context * experts)}};
+    if (experts > 1) axes.push_back({"experts", experts});
+    if (context > 1) axes.push_back({"context", context});
+    s = over(config, std::move(axes));
     s.groups.push_back({"shards", s.all() & ~s.data()});
   }
   const AxisSet z = s.find("shards"), c = s.find("context");
@@ -151,7 +173,8 @@ ModelSharding fsdp(const Config& config) {
           {.stream = rows,
            .attention = {.rows = z & ~c, .cols = c},
            .mlp = rows,
-           .linears = {{Site::qkv, gathered}, {Site::out, gathered}, {Site::up, gathered}, {Site::down, gathered}}});
+           .linears = {{Site::qkv, gathered}, {Site::out, gathered}, {Site::up, gathered}, {Site::down, gathered}},
+           .experts = s.find("experts")});
   s.table = {.flat = z};
   return keeping(s, config);
 }
@@ -159,7 +182,11 @@ ModelSharding fsdp(const Config& config) {
 void each_fsdp(const Config& config, int64_t ranks, const Visit& visit) {
   Parallel p = config.parallel;
   p.shards = ranks;
-  if (ranks % p.context == 0) visit(p);
+  if (ranks % p.context != 0) return;
+  for (const int64_t experts : ranks_of_experts(config, ranks / p.context)) {
+    p.experts = experts;
+    visit(p);
+  }
 }
 
 void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
@@ -168,7 +195,13 @@ void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
     broken.push_back({{"parallel.context", "model.n_head"},
                       format("context = {} does not divide n_head = {}; use one of {}", context, heads,
                              fmt::join(divisors(heads), ", "))});
-  if (shards % context == 0) return;
+  const int64_t experts = config.parallel.experts;
+  if (shards % context == 0) {
+    if (shards % (context * experts) == 0) return;
+    return broken.push_back({{"parallel.experts", "parallel.shards", "parallel.context"},
+                             format("experts = {} does not divide shards / context = {}; use one of {}", experts,
+                                    shards / context, fmt::join(ranks_of_experts(config, shards / context), ", "))});
+  }
   broken.push_back({{"parallel.context", "parallel.shards"},
                     format("context = {} does not divide shards = {}, the ranks of a replica; use context = {}, or "
                            "shards = {}",
@@ -191,8 +224,8 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   check_spec(config, broken);
 }
 
-constexpr NamedStrategy kMegatron = {StrategyName::megatron_1d, "megatron-1d", "parallel.tensor", megatron,
-                                     each_megatron};
+constexpr NamedStrategy kMegatron = {
+    StrategyName::megatron_1d, "megatron-1d", "parallel.tensor", megatron, each_megatron, nullptr, nullptr, true};
 constexpr NamedStrategy kFsdp = {StrategyName::fsdp, "fsdp",           "parallel.shards", fsdp,
                                  each_fsdp,          caching_variants, check_fsdp};
 constexpr NamedStrategy kAutoddl = {StrategyName::autoddl, "autoddl",   "parallel.axes", tables, each_table,

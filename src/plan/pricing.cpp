@@ -114,7 +114,9 @@ std::string identity(Config config) {
   std::string schedules;
   for (config::LayerSpec& spec : p.layer)
     for (const config::SpecMember& member : config::kSpecMembers) {
-      if (member.letters != nullptr)
+      if (member.letters != nullptr && (spec.*member.member).empty())
+        continue;  // experts, which nothing divides
+      else if (member.letters != nullptr)
         words.push_back(&(spec.*member.member));
       else
         schedules += format(" {} {}", spec.layers, spec.*member.member);

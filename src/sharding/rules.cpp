@@ -25,7 +25,8 @@ constexpr Words kWords[] = {{"n_layer", ""},
                             {"micro_batch x seq_len", " token rows"},
                             {"tie_embeddings", ""},
                             {"d_expert", ""},
-                            {"d_shared", ""}};
+                            {"d_shared", ""},
+                            {"n_expert", " experts"}};
 
 constexpr const char* kSiteNames[] = {"qkv", "out", "up", "down"};
 
@@ -52,7 +53,10 @@ constexpr const char* kTexts[] = {
     "{where}up, hidden and down of a layer with experts must be split in the same way, but they differ along {axes}: "
     "rows along the same axes, columns of up as columns of hidden and the contraction of down",
     "{where}the ring schedule of {site} needs equally many rows on each rank, but experts have any number of rows; use "
-    "at_once (panels = \"gather\")"};
+    "at_once (panels = \"gather\")",
+    "{where}experts are divided along {axes}, so its ranks must have different token rows: {others} must split rows of "
+    "stream, hidden, up and down",
+    "{where}{axes} divides experts, but the model has none"};
 
 /// Checks the rules in order and calls found(violation) for each violated rule until found() returns true.
 template <typename Found>
@@ -70,6 +74,8 @@ class Check {
       moe_ = moe > 0;
       check(layer);
       if (moe_) experts(layer);
+      require(e_.n_expert > 0 || s_.wide(layer.experts) == 0,
+              {.rule = Rule::no_experts, .extent = Extent::n_expert, .axes = layer.experts});
     }
     layer_ = -1;
     require(layers == e_.n_layer, {.rule = Rule::layers, .extent = Extent::n_layer, .value = layers});
@@ -157,6 +163,11 @@ class Check {
     for (const Site site : {Site::up, Site::down})
       require(layer.at(site).schedule == GemmSchedule::at_once,
               {.rule = Rule::no_ring, .extent = Extent::d_expert, .site = kSiteNames[static_cast<size_t>(site)]});
+    divides(Extent::n_expert, e_.n_expert, layer.experts, "hold whole experts");
+    const AxisSet rows = layer.stream.rows & layer.mlp.rows & up.rows & down.rows & ~(s_.data() | s_.stage_axis()),
+                  copies = s_.wide(layer.experts & ~rows);
+    require(copies == 0,
+            {.rule = Rule::rows_of_experts, .extent = Extent::n_expert, .axes = layer.experts, .others = copies});
   }
 
   /// SUMMA requires a square mesh of ranks that stores blocks of all three matrices. If the contraction is split, the

@@ -30,7 +30,8 @@ enum class Extent : uint8_t {
   token_rows,
   tied,
   d_expert,
-  d_shared
+  d_shared,
+  n_expert
 };
 
 /// A violated rule, as plain data, so that a search over many shardings formats no text.
@@ -46,7 +47,9 @@ struct Violation {
     disjoint,
     whole_rows,
     one_split,
-    no_ring
+    no_ring,
+    rows_of_experts,
+    no_experts
   };
   Rule rule = Rule::divides;
   Extent extent = Extent::d_model;

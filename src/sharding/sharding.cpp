@@ -19,6 +19,7 @@ void for_each_set(ModelSharding& s, const Map& map) {
     for (Spread* at : {&layer.stream, &layer.attention, &layer.mlp}) spread(*at);
     for (auto& [site, linear] : layer.linears)
       for (AxisSet* set : {&linear.rows, &linear.cols, &linear.contraction, &linear.flat}) map(*set);
+    map(layer.experts);
   }
   spread(s.head);
   for (AxisSet* set : {&s.table.vocab, &s.table.width, &s.table.flat}) map(*set);

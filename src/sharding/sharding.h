@@ -1,9 +1,6 @@
 #pragma once
 // ModelSharding: the sharding of a model over ranks, as one value. Rules, the planner, checkpoints and the trainer read
 // it; config/strategies.h creates it from the keys of a named strategy or from sharding specs (tables of letters).
-//
-// Possible extensions: context parallelism would add an axis set to Spread, and expert parallelism one to
-// LinearSharding.
 #include <bit>
 #include <cstdint>
 #include <map>
@@ -65,6 +62,10 @@ struct Layer {
   Spread stream, attention, mlp;           // residual stream and norms; q, k, v (whole heads); between up and down
   std::map<Site, LinearSharding> linears;  // those of the layer (config::linears_of); no axis splits the others
   int64_t count = 1;                       // number of consecutive layers with this sharding
+  /// Axes that divide the experts of layers that have some: their linears are sharded as up and down, but along these
+  /// axes ranks have different experts instead of different rows, and exchange rows. Elsewhere in the layer, the axes
+  /// split rows.
+  AxisSet experts = 0;
 
   const LinearSharding& at(Site site) const;
   LinearSharding& at(Site site) { return linears[site]; }

@@ -43,6 +43,7 @@ std::vector<Config> random_layouts(int count) {
     constexpr AxisOrder kOrders[] = {AxisOrder::yxzd, AxisOrder::xyzd, AxisOrder::zxyd};
     trial.parallel.order = kOrders[philox_at(key, next++) % 3];
     if (philox_at(key, next++) % 2 == 0) trial.parallel.node_tile = {1, 2};
+    if (philox_at(key, next++) % 2 == 0) trial.model.n_expert = 8, trial.model.d_expert = 48;
     std::vector<Parallel> settings;
     strategy.each(trial, int64_t{1} << philox_at(key, next++) % 6, [&](const Parallel& p) { settings.push_back(p); });
     if (settings.empty()) continue;
@@ -53,15 +54,49 @@ std::vector<Config> random_layouts(int count) {
 }
 
 TEST(NamedStrategies, EqualTheirLetters) {
+  int with_experts = 0;
   for (const Config& named : random_layouts(200)) {
     Config tables = named;
     const sharding::ModelSharding by_name = sharding_of(named);
     set_tables(tables, by_name);
     ASSERT_TRUE(layout_fits(tables)) << layout_text(named) << ": " << broken(tables);
     EXPECT_EQ(ranks_of_replica(tables) * tables.parallel.data, ranks_of_replica(named) * 2) << layout_text(named);
+    with_experts += named.parallel.experts > 1;
+    EXPECT_EQ(tables.parallel.layer.front().experts.find('e') != std::string::npos, named.parallel.experts > 1);
     if (by_name.depth() > 1) continue;  // tables have replicas instead of a depth
     EXPECT_EQ(anonymous(sharding_of(tables)), anonymous(by_name)) << layout_text(named);
   }
+  EXPECT_GT(with_experts, 5);
+}
+
+TEST(NamedStrategies, DivideExpertsOverRanksWithDifferentRows) {
+  Config c = configure({"parallel.strategy=fsdp", "parallel.shards=12", "parallel.context=2"});
+  c.model.n_expert = 6, c.model.d_expert = 48;
+  c.parallel.experts = 3;
+  const sharding::ModelSharding s = sharding_of(c);
+  EXPECT_EQ(s.axes, (std::vector<sharding::Axis>{{"data", 1}, {"batch", 2}, {"experts", 3}, {"context", 2}}));
+  EXPECT_EQ(s.find("shards"), 0b1110u);
+  EXPECT_EQ(s.layers[0].experts, 0b0100u);
+  EXPECT_EQ(s.layers[0].attention, (sharding::Spread{.rows = 0b0110, .cols = 0b1000}));
+  EXPECT_TRUE(layout_fits(c));
+  c.parallel.experts = 4;
+  EXPECT_NE(broken(c).find("experts = 4 does not divide shards / context = 6; use one of 1, 2, 3, 6"),
+            std::string::npos)
+      << broken(c);
+
+  c = configure({"parallel.tensor=2"});
+  c.model.n_expert = 6, c.model.d_expert = 48;
+  c.parallel.experts = 4;
+  EXPECT_EQ(ranks_of_replica(c), 8);
+  EXPECT_NE(broken(c).find("n_expert = 6 experts cannot be split evenly over 4 ranks"), std::string::npos) << broken(c);
+  c.parallel.experts = 3;
+  ASSERT_TRUE(layout_fits(c)) << broken(c);
+  EXPECT_NE(replica_text(c).find("experts = 3 x tensor = 2"), std::string::npos);
+  const std::vector<Parallel> layouts = replica_layouts(c, 6);
+  EXPECT_EQ(std::ranges::count(layouts, int64_t{3}, &Parallel::experts), 1);
+  EXPECT_EQ(layouts.front().experts, 1);
+  c.model.n_expert = 0;
+  EXPECT_NE(broken(c).find("but the model has none"), std::string::npos) << broken(c);
 }
 
 TEST(NamedStrategies, OfOneRankAreOneSharding) {

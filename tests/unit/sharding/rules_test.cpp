@@ -35,6 +35,8 @@ ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
       scatter(draw, axes, {&l.rows, &l.cols, &l.contraction, &l.flat});
       l.rows |= l.flat;
     }
+    if (draw.below(4) == 0) scatter(draw, axes, {&layer.experts});
+    if (draw.below(4) != 0) layer.experts &= layer.stream.rows & layer.mlp.rows & layer.at(Site::up).rows;
     layer.count = 1 + draw.below(left);
     left -= layer.count;
     s.layers.push_back(layer);
@@ -89,6 +91,13 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
       require(s.axes[a].size == 1 || (!on(up.contraction) && !on(down.cols) && on(up.rows) == on(layer.mlp.rows) &&
                                       on(up.rows) == on(down.rows) && on(up.cols) == on(layer.mlp.cols) &&
                                       on(up.cols) == on(down.contraction)));
+    }
+    if (moe) even(e.n_expert, layer.experts);
+    for (size_t a = 0; a < s.axes.size(); ++a) {
+      const bool divided = (layer.experts >> a & 1) != 0 && s.axes[a].size > 1;
+      const AxisSet rows_of_all =
+          layer.stream.rows & layer.mlp.rows & layer.at(Site::up).rows & layer.at(Site::down).rows;
+      require(!divided || (e.n_expert > 0 && (!moe || (rows_of_all >> a & 1) != 0)));
     }
     for (const Site site : kSites) {
       const LinearSharding& linear = layer.at(site);
@@ -219,6 +228,31 @@ TEST(Rules, OfExpertsAskForWholeRowsAndOneSplit) {
   EXPECT_NE(text().find("ring schedule of up"), std::string::npos) << text();
   s.layers[0].at(Site::up) = {};
   EXPECT_NE(text().find("must be split in the same way"), std::string::npos) << text();
+}
+
+TEST(Rules, OfDividedExpertsAskForDifferentRows) {
+  ModelSharding s = square(GemmSchedule::at_once);
+  std::swap(s.layers[0].at(Site::down).cols, s.layers[0].at(Site::down).contraction);
+  Extents e = kExtents;
+  e.n_expert = 4, e.d_expert = 6;
+  const auto text = [&] {
+    const std::optional<Violation> first = first_violation(s, e);
+    return first ? first->text(s) : "";
+  };
+  s.layers[0].experts = 2;
+  EXPECT_EQ(text(), "");
+  EXPECT_EQ(add_stages(s, {.count = 2}).layers[0].experts, 4u);
+  e.n_expert = 5;
+  EXPECT_NE(text().find("n_expert = 5 experts cannot"), std::string::npos) << text();
+  e.n_expert = 0, e.d_ff = 24;
+  EXPECT_NE(text().find("row divides experts, but the model has none"), std::string::npos) << text();
+  e.n_expert = 4;
+  s.layers[0].experts = 4;
+  EXPECT_NE(text().find("divided along col, so its ranks must have different token rows: col must"), std::string::npos)
+      << text();
+  s.layers[0].experts = 1;
+  s.axes[0].size = 2;
+  EXPECT_NE(text().find("divided along data"), std::string::npos) << text();
 }
 
 TEST(Rules, NameExtentRanksAxesAndWhatWouldFit) {
