@@ -15,6 +15,10 @@ TileIn in(const Tensor& t, int64_t r, int64_t c) { return {element_at(t, r, c), 
 TileOut out(const Tensor& t, int64_t r, int64_t c) { return {t ? element_at(t, r, c) : nullptr, t.ld()}; }
 
 const void* bias_at(const Tensor& bias, int64_t c) { return bias ? bias.data + c * size_of(bias.dtype) : nullptr; }
+/// Returns a pointer to the weight of row r, or null.
+std::byte* weight_at(const Tensor& weights, int64_t r) {
+  return weights ? weights.data + r * size_of(weights.dtype) : nullptr;
+}
 
 Cost cost(const Tensor& x, double flops_per_element, double passes) {
   return {flops_per_element * static_cast<double>(x.count()), passes * static_cast<double>(x.bytes())};
@@ -87,13 +91,17 @@ void run(Exec& ex, const SwigluForward& op) {
   const int64_t rows = op.gate.rows(), cols = op.gate.cols();
   expect_rows(op.up, rows, cols, op.gate.dtype, "swiglu up");
   expect_rows(op.y, rows, cols, op.gate.dtype, "swiglu y");
+  if (op.weights) expect_count(op.weights, rows, accumulator_of(op.gate.dtype), "swiglu weights");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 20, 3));
-  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) {
+    TRAINER_CHECK(!op.weights, "SwiGLU has no weights on a GPU");
+    return cuda::run(ex, op);
+  }
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).swiglu[type];
-  const bool packed = op.gate.packed() && op.up.packed() && op.y.packed();
+  const bool packed = !op.weights && op.gate.packed() && op.up.packed() && op.y.packed();
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
-    kernel(in(op.gate, r, c), in(op.up, r, c), out(op.y, r, c), n, width);
+    kernel(in(op.gate, r, c), in(op.up, r, c), weight_at(op.weights, r), out(op.y, r, c), n, width);
   });
 }
 
@@ -104,14 +112,51 @@ void run(Exec& ex, const SwigluBackward& op) {
   expect_rows(op.up, rows, cols, op.gate.dtype, "swiglu up");
   expect_rows(op.dgate, rows, cols, op.gate.dtype, "swiglu dgate");
   expect_rows(op.dup, rows, cols, op.gate.dtype, "swiglu dup");
+  if (op.weights) {
+    expect_count(op.weights, rows, accumulator_of(op.gate.dtype), "swiglu weights");
+    expect_count(op.dweights, rows, op.weights.dtype, "swiglu dweights");
+  }
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 30, 5));
-  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) {
+    TRAINER_CHECK(!op.weights, "SwiGLU has no weights on a GPU");
+    return cuda::run(ex, op);
+  }
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).swiglu_backward[type];
-  const bool packed = op.dy.packed() && op.gate.packed() && op.up.packed() && op.dgate.packed() && op.dup.packed();
+  const bool packed =
+      !op.weights && op.dy.packed() && op.gate.packed() && op.up.packed() && op.dgate.packed() && op.dup.packed();
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
-    kernel(in(op.dy, r, c), in(op.gate, r, c), in(op.up, r, c), out(op.dgate, r, c), out(op.dup, r, c), n, width);
+    kernel(in(op.dy, r, c), in(op.gate, r, c), in(op.up, r, c), weight_at(op.weights, r), out(op.dgate, r, c),
+           out(op.dup, r, c), weight_at(op.dweights, r), n, width);
   });
+}
+
+void run(Exec& ex, const Sigmoid& op) {
+  const size_t type = state_index(op.x.dtype, "sigmoid x");
+  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  expect_rows(op.y, rows, cols, op.x.dtype, "sigmoid y");
+  const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 20, 2));
+  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "there is no sigmoid on a GPU");
+  if (ex.device.dry()) return;
+  const auto kernel = activation_kernels(ex).sigmoid[type];
+  for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(),
+            [&](int64_t r, int64_t n, int64_t c, int64_t width) { kernel(in(op.x, r, c), out(op.y, r, c), n, width); });
+}
+
+void run(Exec& ex, const SigmoidBackward& op) {
+  const size_t type = kernel_index(op.dx.dtype, "sigmoid dx");
+  const int64_t rows = op.y.rows(), cols = op.y.cols();
+  expect_rows(op.dx, rows, cols, op.dx.dtype, "sigmoid dx");
+  expect_rows(op.y, rows, cols, accumulator_of(op.dx.dtype), "sigmoid y");
+  expect_rows(op.dy, rows, cols, op.y.dtype, "sigmoid dy");
+  const OpTimer timer(ex.meter, OpKind::activation, cost(op.y, 3, 3));
+  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "there is no sigmoid on a GPU");
+  if (ex.device.dry()) return;
+  const auto kernel = activation_kernels(ex).sigmoid_backward[type];
+  for_tiles(ex, rows, cols, op.dy.packed() && op.y.packed() && op.dx.packed(),
+            [&](int64_t r, int64_t n, int64_t c, int64_t width) {
+              kernel(in(op.dy, r, c), in(op.y, r, c), out(op.dx, r, c), n, width);
+            });
 }
 
 }  // namespace trainer::ops

@@ -12,9 +12,10 @@ inline constexpr int64_t kMostExperts = 1024, kMostChoices = 32;
 ///   choices[r, j]  the expert with the j-th largest logit; of equal logits the lower expert first, NaN counts as −∞
 ///   lse[r]         ln Σ exp(logits[r, e])
 ///   weights[r, j]  exp(logits[r, c_j] − lse[r]); if `normalize` the softmax over the k chosen logits
-///   counts[s, e]   how often rows [s·rows_per_count, (s + 1)·rows_per_count) chose expert e
-/// logits [n, E], weights [n, k] and lse [n] accumulator type (f64, f32); choices [n, k] and counts [n/rows_per_count,
-/// E] i32, all packed. counts may be empty; rows_per_count 0: all rows.
+///   counts[s, e]   how often rows of sequence s chose expert e: row r is row first_row + r of the micro-batch, whose
+///                  sequences have rows_per_count rows (0: all rows are one sequence); 0 for sequences of other ranks
+/// logits [n, E], weights [n, k] and lse [n] accumulator type (f64, f32); choices [n, k] and counts [sequences, E] i32,
+/// all packed. counts may be empty.
 struct Route {
   enum class From : uint8_t {
     logits,
@@ -55,15 +56,15 @@ void run(Exec& ex, const CombineRows& op);
 /// The gradient of the router's logits, with p = exp(logits − lse):
 ///   normalize: dl[c_j] = w_j·(dw_j − Σ_i w_i·dw_i), 0 for other experts
 ///   else:      dl[e] = p_e·(q_e − Σ_i w_i·dw_i), q[c_j] = dw_j, 0 for other experts
-///   dl[e] += balance·p_e·(f_e − Σ_i f_i·p_i) + z·lse·p_e,  f_e = counts[r / rows_per_count, e] / (k·counted_rows)
+///   dl[e] += balance·p_e·(f_e − Σ_i f_i·p_i) + z·lse·p_e,  f_e = counts[sequence of r, e] / (k·counted_rows)
 /// and, if `terms` is given, terms[r] = (E·Σ f·p, lse², −Σ p·ln p): the balance loss, the z-loss and the entropy of a
-/// row. dweights, weights [n, k], logits [n, E], lse [n] and terms [n, 3] accumulator type; choices [n, k], counts [s,
-/// E] i32, empty: f = 0; dl [n, E] compute type; all packed. rows_per_count: local rows, 0: all; counted_rows: the rows
-/// of all ranks that each line of counts has counted.
+/// row. dweights, weights [n, k], logits [n, E], lse [n] and terms [n, 3] accumulator type; choices [n, k], counts
+/// [sequences, E] i32, empty: f = 0; dl [n, E] compute type; all packed. first_row, rows_per_count: as in Route;
+/// counted_rows: the rows of all ranks that each line of counts has counted.
 struct RouteBackward {
   Tensor dweights, logits, lse, choices, weights, counts, dl, terms = {};
   double balance = 0, z = 0;
-  int64_t rows_per_count = 0, counted_rows = 0;
+  int64_t first_row = 0, rows_per_count = 0, counted_rows = 0;
   bool normalize = false;
 };
 void run(Exec& ex, const RouteBackward& op);

@@ -87,26 +87,68 @@ void add(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int6
 }
 
 template <typename T>
-void swiglu(TileIn gate, TileIn up, TileOut y, int64_t rows, int64_t cols) {
+void swiglu(TileIn gate, TileIn up, const void* weights, TileOut y, int64_t rows, int64_t cols) {
+  using A = AccumulatorOf<T>;
   for (int64_t r = 0; r < rows; ++r) {
     const T *g = row<T>(gate, r), *u = row<T>(up, r);
     T* out = row<T>(y, r);
-    each_vector<AccumulatorOf<T>>(
-        cols, [&](int64_t i, auto tag) { put(out + i, vsilu(get(g + i, tag)) * get(u + i, tag), tag); });
+    const auto value = [&](int64_t i, auto tag) __attribute__((always_inline)) {
+      return vsilu(get(g + i, tag)) * get(u + i, tag);
+    };
+    if (weights == nullptr) {
+      each_vector<A>(cols, [&](int64_t i, auto tag) { put(out + i, value(i, tag), tag); });
+    } else {
+      const Vec<A> weight = splat<A>(static_cast<const A*>(weights)[r]);
+      each_vector<A>(cols, [&](int64_t i, auto tag) { put(out + i, value(i, tag) * weight, tag); });
+    }
   }
 }
 
 template <typename T>
-void swiglu_backward(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut dup, int64_t rows, int64_t cols) {
+void swiglu_backward(TileIn dy, TileIn gate, TileIn up, const void* weights, TileOut dgate, TileOut dup, void* dweights,
+                     int64_t rows, int64_t cols) {
   using A = AccumulatorOf<T>;
   for (int64_t r = 0; r < rows; ++r) {
     const T *d = row<T>(dy, r), *g = row<T>(gate, r), *u = row<T>(up, r);
     T *dg = row<T>(dgate, r), *du = row<T>(dup, r);
-    each_vector<A>(cols, [&](int64_t i, auto tag) {
-      const Vec<A> y = get(d + i, tag), x = get(g + i, tag), scale = get(u + i, tag);
+    const auto gradients = [&](int64_t i, auto tag, Vec<A> y, Vec<A> x, Vec<A> scale) __attribute__((always_inline)) {
       const Sigmoid<A> s = sigmoid_with_slope<A>(x);
       put(dg + i, y * scale * fmadd(x, s.slope, s.value), tag);
       put(du + i, y * (x * s.value), tag);
+      return x * s.value * scale;
+    };
+    if (weights == nullptr) {
+      each_vector<A>(
+          cols, [&](int64_t i, auto tag) { gradients(i, tag, get(d + i, tag), get(g + i, tag), get(u + i, tag)); });
+    } else {
+      const Vec<A> weight = splat<A>(static_cast<const A*>(weights)[r]);
+      static_cast<A*>(dweights)[r] = sum_of<A>(cols, [&](int64_t i, auto tag) {
+        const Vec<A> t = get(d + i, tag);
+        return t * gradients(i, tag, t * weight, get(g + i, tag), get(u + i, tag));
+      });
+    }
+  }
+}
+
+template <typename A>
+void sigmoid(TileIn x, TileOut y, int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const A* in = row<A>(x, r);
+    A* out = row<A>(y, r);
+    each_vector<A>(cols,
+                   [&](int64_t i, auto tag) { put(out + i, sigmoid_with_slope<A>(get(in + i, tag)).value, tag); });
+  }
+}
+
+template <typename T>
+void sigmoid_backward(TileIn dy, TileIn y, TileOut dx, int64_t rows, int64_t cols) {
+  using A = AccumulatorOf<T>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const A *d = row<A>(dy, r), *value = row<A>(y, r);
+    T* out = row<T>(dx, r);
+    each_vector<A>(cols, [&](int64_t i, auto tag) {
+      const Vec<A> s = get(value + i, tag);
+      put(out + i, get(d + i, tag) * s * (A(1) - s), tag);
     });
   }
 }
@@ -131,6 +173,8 @@ constexpr ActivationKernels kernels() {
           {add<double>, add<float>, add<bf16, Near>},
           {swiglu<double>, swiglu<float>, swiglu<bf16>},
           {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>},
+          {sigmoid<double>, sigmoid<float>},
+          {sigmoid_backward<double>, sigmoid_backward<float>, sigmoid_backward<bf16>},
           {soft_cap<double>, soft_cap<float>}};
 }
 

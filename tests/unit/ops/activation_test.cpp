@@ -180,5 +180,68 @@ TYPED_TEST(Activations, SwigluForwardAndBackwardMatchTheComplexStep) {
   }
 }
 
+// z = w·silu(g)·u: the gradient of z reaches g, u and w.
+TYPED_TEST(Activations, WeightedSwigluMatchesTheComplexStep) {
+  using T = TypeParam;
+  using A = AccumulatorOf<T>;
+  const double h = 1e-40;
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
+    Normal draw(23, 0, 2);
+    TestTensor dy = TestTensor({c.rows, c.cols}, this->kType).fill(draw);
+    TestTensor both = TestTensor({c.rows, 2 * c.cols}, this->kType, c.gap).fill(draw);
+    TestTensor weights = TestTensor({c.rows}, DTypeOf<A>::value).fill(draw);
+    on_every_device(
+        [&](TestExec& ex) {
+          TestTensor y({c.rows, c.cols}, this->kType), gradient = both, dweights({c.rows}, DTypeOf<A>::value);
+          const Tensor gate = gradient.tensor().col_range(0, c.cols), up = gradient.tensor().col_range(c.cols, c.cols);
+          run(ex, SwigluForward{gate, up, y, weights});
+          run(ex, SwigluBackward{dy, gate, up, gate, up, weights, dweights});
+          return std::vector<TestTensor>{y, gradient, dweights};
+        },
+        [&](const std::vector<TestTensor>& out) {
+          for (int64_t r = 0; r < c.rows; ++r) {
+            const double w = weights.at(r);
+            double sum = 0, size = 0;
+            for (int64_t i = 0; i < c.cols; ++i) {
+              const double g = both.at(r, i), u = both.at(r, c.cols + i), d = dy.at(r, i);
+              const double slope = silu(std::complex<double>(g, h)).imag() / h,
+                           scale = (1 + std::abs(d) * (1 + std::abs(g * u))) * (1 + std::abs(w));
+              expect_close<T>(out[0].at(r, i), w * silu(g) * u, 8, (1 + std::abs(w)) * (1 + std::abs(g * u)), "y");
+              expect_close<T>(out[1].at(r, i), w * d * u * slope, 8, scale, "dgate");
+              expect_close<T>(out[1].at(r, c.cols + i), w * d * silu(g), 8, scale, "dup");
+              sum += d * silu(g) * u, size += std::abs(d) * (1 + std::abs(g * u));
+            }
+            expect_close<A>(out[2].at(r), sum, static_cast<double>(8 + c.cols), size, "dweight");
+          }
+        });
+  }
+}
+
+TYPED_TEST(Activations, SigmoidAndItsGradientMatchTheComplexStep) {
+  using T = TypeParam;
+  using A = AccumulatorOf<T>;
+  for (const Case& c : cases()) {
+    Normal draw(24, 0, 4);
+    TestTensor x = TestTensor({c.rows, c.cols}, DTypeOf<A>::value, c.gap).fill(draw);
+    TestTensor dy = TestTensor({c.rows, c.cols}, DTypeOf<A>::value).fill(draw);
+    on_every_device(
+        [&](TestExec& ex) {
+          TestTensor y({c.rows, c.cols}, DTypeOf<A>::value, c.gap), dx({c.rows, c.cols}, this->kType);
+          run(ex, Sigmoid{x, y});
+          run(ex, SigmoidBackward{dy, y, dx});
+          return std::vector<TestTensor>{y, dx};
+        },
+        [&](const std::vector<TestTensor>& out) {
+          for (int64_t r = 0; r < c.rows; ++r)
+            for (int64_t i = 0; i < c.cols; ++i) {
+              const std::complex<double> s = 1.0 / (1.0 + std::exp(-std::complex<double>(x.at(r, i), 1e-40)));
+              expect_close<A>(out[0].at(r, i), s.real(), 8, 1, "y");
+              expect_close<T>(out[1].at(r, i), dy.at(r, i) * s.imag() / 1e-40, 8, 1 + std::abs(dy.at(r, i)), "dx");
+            }
+        });
+  }
+}
+
 }  // namespace
 }  // namespace trainer::ops::testing

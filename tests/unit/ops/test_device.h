@@ -12,6 +12,8 @@
 
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda/ops.h"
+#include "ops/grouped_gemm.h"
+#include "ops/routing.h"
 #include "tensor/exec.h"
 #ifdef TRAINER_EMULATED_CUDA
 #include "emulator.h"
@@ -95,8 +97,21 @@ inline Operands operands(BiasActivation& o) { return {&o.x, &o.bias, &o.pre, &o.
 inline Operands operands(GeluBackward& o) { return {&o.dy, &o.x, &o.dx}; }
 inline Operands operands(Add& o) { return {&o.x, &o.other, &o.y, &o.bias}; }
 inline Operands operands(SoftCap& o) { return {&o.x}; }
-inline Operands operands(SwigluForward& o) { return {&o.gate, &o.up, &o.y}; }
-inline Operands operands(SwigluBackward& o) { return {&o.dy, &o.gate, &o.up, &o.dgate, &o.dup}; }
+inline Operands operands(SwigluForward& o) { return {&o.gate, &o.up, &o.y, &o.weights}; }
+inline Operands operands(SwigluBackward& o) {
+  return {&o.dy, &o.gate, &o.up, &o.dgate, &o.dup, &o.weights, &o.dweights};
+}
+inline Operands operands(Sigmoid& o) { return {&o.x, &o.y}; }
+inline Operands operands(SigmoidBackward& o) { return {&o.dy, &o.y, &o.dx}; }
+inline Operands operands(Route& o) { return {&o.logits, &o.choices, &o.weights, &o.lse, &o.counts}; }
+inline Operands operands(SortRows& o) { return {&o.choices, &o.order, &o.place}; }
+inline Operands operands(GatherRows& o) { return {&o.x, &o.index, &o.y}; }
+inline Operands operands(CombineRows& o) { return {&o.rows, &o.place, &o.y, &o.residual}; }
+inline Operands operands(RouteBackward& o) {
+  return {&o.dweights, &o.logits, &o.lse, &o.choices, &o.weights, &o.counts, &o.dl, &o.terms};
+}
+inline Operands operands(GroupedGemm& o) { return {&o.a, &o.b, &o.c}; }
+inline Operands operands(GroupedWeightGradient& o) { return {&o.x, &o.dy, &o.dw}; }
 inline Operands operands(Rope& o) { return {&o.x, &o.table}; }
 inline Operands operands(EmbeddingForward& o) { return {&o.ids, &o.table, &o.positions, &o.y}; }
 inline Operands operands(AddPositions& o) { return {&o.positions, &o.y}; }
