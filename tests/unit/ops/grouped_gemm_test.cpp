@@ -94,9 +94,10 @@ TYPED_TEST(GroupedGemms, HaveTheBitsOfAGemmForEachGroup) {
   SKIP_ON_CUDA("a GPU's library chooses algorithms by shape");
   for (const auto& [isa, table] : ways())
     for (const Rows& rows : kRows)
-      for (const auto& [k, n] : {std::pair<int64_t, int64_t>{700, 90}, {24, 1100}, {1100, 33}})
+      for (const auto& [k, n] : {std::pair<int64_t, int64_t>{530, 40}, {24, 1100}})
         for (const bool trans_b : {false, true}) {
           if (this->kType != DType::bf16 && table != &gemm_table(isa)) continue;  // panels are for bf16
+          if (isa == Isa::plain && k * sum_of(rows) > 100'000) continue;          // takes long
           SCOPED_TRACE(
               format("{}: {} groups, {} rows, k {}, n {}", device::name_of(isa), rows.size(), sum_of(rows), k, n));
           const int64_t groups = std::ssize(rows), all = sum_of(rows) + 1;
@@ -136,7 +137,7 @@ TYPED_TEST(GroupedGemms, HaveTheBitsOfAGemmForEachGroup) {
               first += m;
             }
           }
-          for (const int threads : {1, 2, 7}) {
+          for (const int threads : {1, 3}) {
             Machine machine(threads, isa);
             Exec& ex = machine.ex;
             TestTensor made_c = c, made_dw = dw, made_sum = sum;
