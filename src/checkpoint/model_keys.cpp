@@ -79,6 +79,12 @@ constexpr ModelKey kKeys[] = {
     {"window_full_every", unless_zero<&Model::window_full_every>, "0"},
     {"nope_every", [](const Model& m) { return stored(nope_interval(m), nope_interval(m) != 0); }, "0"},
     {"logit_softcap", unless_zero<&Model::logit_softcap>, "0"},
+    {"n_expert", unless_zero<&Model::n_expert>, "0"},
+    {"experts_per_token", [](const Model& m) { return stored(m.experts_per_token, m.n_expert > 0); }},
+    {"d_expert", unless_zero<&Model::d_expert>},
+    {"d_shared", unless_zero<&Model::d_shared>, "0"},
+    {"moe_every", [](const Model& m) { return stored(m.moe_every, m.moe_every != 1); }, "1"},
+    {"norm_topk", [](const Model& m) { return stored(normalizes_topk(m), m.n_expert > 0); }},
     {"attn_bias",
      [](const Model& m) {
        const config::AttentionBias bias = attention_bias(m), implied = attention_bias(with_uniform_bias(m));

@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
+#include "config/flops.h"
 #include "config/keys.h"
 #include "config/layouts.h"
 #include "config/load.h"
@@ -29,6 +30,16 @@ std::string ranks_of(const config::Config& config) {
                 most);
 }
 
+/// Describes the size of a model with experts, which its keys do not show.
+std::string size_of_experts(const config::Config& config) {
+  const int64_t vocab = config.data.vocab_size;
+  if (config.model.n_expert == 0) return "";
+  return format("\n# {} parameters, {} of them active for each token ({})\n",
+                format_count(static_cast<double>(parameter_count(config.model, vocab))),
+                format_count(static_cast<double>(matmul_weights(config.model, vocab).total())),
+                vocab > 0 ? format("with a vocabulary of {}", vocab) : "without embedding and head");
+}
+
 }  // namespace
 
 int config_command(const ConfigVerbOptions& o) {
@@ -40,7 +51,7 @@ int config_command(const ConfigVerbOptions& o) {
                                        reading_models({.world = o.ranks > 0 ? std::optional(o.ranks) : std::nullopt}));
   const std::string text = format("{}: no errors, runs {}\n", o.config.file, ranks_of(config));
   config::resolve_world(config, config::fewest_ranks(config));
-  print(o.what == "show" ? config::show(config) : text);
+  print(o.what == "show" ? config::show(config) + size_of_experts(config) : text);
   return 0;
 }
 

@@ -54,5 +54,8 @@ std::string bad_characters(const std::string& name);
 
 /// Checks [data] (validate_data.cpp). `files`: also require that the files exist.
 void check_data(const Config& config, bool files, Checker& checker);
+struct LoadOptions;
+/// Checks the keys of mixtures of experts (validate_experts.cpp).
+void check_experts(const Config& config, const LoadOptions& options, Checker& checker);
 
 }  // namespace trainer::config

@@ -207,7 +207,8 @@ class Declare {
   Struct Config::*part_;
 };
 
-/// Declare the sections of this name (keys_training.cpp, keys_parallel.cpp).
+/// Declare the sections of this name (keys_model.cpp, keys_training.cpp, keys_parallel.cpp).
+void declare_model(std::vector<Key>& keys);
 void declare_train(std::vector<Key>& keys);
 void declare_optim(std::vector<Key>& keys);
 void declare_muon(std::vector<Key>& keys);

@@ -16,6 +16,10 @@ enum class FileForm { gpt2, llama };
 /// The fields that a family's config.json has for sliding windows. `never`: it has them, but windows are not supported.
 enum class WindowFields { none, all_layers, some_layers, never };
 
+/// The fields that a family's config.json has for experts: their number (num_local_experts, else num_experts), width
+/// (moe_intermediate_size in `qwen`, else intermediate_size), and, except in `mixtral`, norm_topk_prob.
+enum class ExpertFields { none, mixtral, olmoe, qwen };
+
 /// A family in Hugging Face's transformers.
 struct HuggingFaceFamily {
   const char *model_type, *architecture;
@@ -24,6 +28,7 @@ struct HuggingFaceFamily {
   int64_t kv_heads = 0;  // 0: as many as query heads
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   WindowFields windows = WindowFields::none;
+  ExpertFields experts = ExpertFields::none;
   double rope_theta = 1e4, norm_eps = 1e-6;
   bool tied = false;
   int64_t pad_token = -1;                                 // -1: none
@@ -37,6 +42,8 @@ struct GgufFamily {
   bool turns_pairs = false;            // rotates adjacent pairs of features, not halves: heads are stored in that order
   bool has_biases = true;              // false: none in attention
   bool fixed_heads = false;            // n_head · head_dim must be d_model
+  bool ties = true;                    // false: the head is never the embedding
+  bool norm_topk = false;              // with experts: their weights are normalized
 };
 
 struct Family {

@@ -23,6 +23,22 @@ MatmulWeights matmul_weights(const config::Model& model, int64_t vocab) {
   return {.blocks = block_weights(model, model.n_layer), .head = model.d_model * vocab};
 }
 
+int64_t parameter_count(const config::Model& model, int64_t vocab) {
+  const int64_t norm = model.d_model * (model.bias.value() ? 2 : 1);
+  const int64_t tables =
+      (model.tie_embeddings.value() ? 1 : 2) * vocab + (has_rope_positions(model) ? 0 : model.seq_len);
+  const int64_t heads = query_key_norm(model) == QkNorm::full   ? attention_width(model) + key_width(model)
+                        : query_key_norm(model) == QkNorm::head ? 2 * head_size(model)
+                                                                : 0;
+  int64_t count = tables * model.d_model + norm;
+  for (int64_t layer = 0; layer < model.n_layer; ++layer) {
+    count += 2 * norm + heads;
+    for (const BlockLinear& linear : linears_of(model, layer))
+      count += linear.out() * (linear.matrices * linear.in + (linear.bias ? 1 : 0));
+  }
+  return count;
+}
+
 /// Returns the mean number of keys that a query sees in a layer.
 static double keys_in_layer(const config::Model& model, int64_t layer) {
   const auto length = static_cast<double>(model.seq_len);

@@ -17,6 +17,10 @@ struct MatmulWeights {
 /// the vocabulary size without padding, since padding is not useful work.
 MatmulWeights matmul_weights(const config::Model& model, int64_t vocab);
 
+/// Returns the number of parameters of a resolved model: all weights, experts that do not compute a token included,
+/// tables, biases and gains. `vocab` as above.
+int64_t parameter_count(const config::Model& model, int64_t vocab);
+
 /// FLOPs of one token, forward and backward.
 struct FlopsPerToken {
   double matmul = 0;            // 6 · N_matmul

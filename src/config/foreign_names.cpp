@@ -41,6 +41,17 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"num_attention_heads", "model.n_head"},
       {"num_key_value_heads", "model.n_kv_head"},
       {"n_kv_heads", "model.n_kv_head"},
+      {"num_local_experts", "model.n_expert"},
+      {"num_experts", "model.n_expert"},
+      {"moe_num_experts", "model.n_expert"},
+      {"num_experts_per_tok", "model.experts_per_token"},
+      {"moe_router_topk", "model.experts_per_token"},
+      {"moe_top_k", "model.experts_per_token"},
+      {"moe_intermediate_size", "model.d_expert"},
+      {"moe_ffn_hidden_size", "model.d_expert"},
+      {"router_aux_loss_coef", "train.balance_loss"},
+      {"moe_aux_loss_coeff", "train.balance_loss"},
+      {"moe_z_loss_coeff", "train.router_z_loss"},
       {"sliding_window", "model.window"},
       {"final_logit_softcapping", "model.logit_softcap"},
       {"z_loss_weight", "train.z_loss"},
@@ -63,23 +74,28 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"pipeline_parallel_size", "parallel.stages"},
       {"pipeline_parallel_schedule", "parallel.pipeline_schedule"},
       {"pipeline_model_parallel_size", "parallel.stages"},
+      {"ep", "parallel.experts"},
+      {"expert_parallel", "parallel.experts"},
+      {"expert_parallel_degree", "parallel.experts"},
+      {"expert_model_parallel_size", "parallel.experts"},
       {"use_distributed_optimizer", "parallel.zero_stage"},
   };
   return names;
 }
 
 namespace {
-constexpr const char *kFsdp = "FSDP (ZeRO-3) is parallel.strategy = \"fsdp\"; parallel.shards = N shards over N ranks",
-                     *kHsdp =
-                         "HSDP is parallel.strategy = \"fsdp\" with parallel.shards = N and parallel.data = D, the "
-                         "number of replicas",
-                     *kInterleaved =
-                         "set parallel.chunks, the number of chunks per stage: layers / (stages x layers per virtual "
-                         "stage)",
-                     *kContext =
-                         "context parallelism (Ulysses) is parallel.strategy = \"fsdp\" with parallel.context = "
-                         "N; ring attention is not supported",
-                     *kExperts = "expert parallelism is not supported, as models have no experts; delete it";
+constexpr const char
+    *kFsdp = "FSDP (ZeRO-3) is parallel.strategy = \"fsdp\"; parallel.shards = N shards over N ranks",
+    *kHsdp =
+        "HSDP is parallel.strategy = \"fsdp\" with parallel.shards = N and parallel.data = D, the "
+        "number of replicas",
+    *kInterleaved =
+        "set parallel.chunks, the number of chunks per stage: layers / (stages x layers per virtual "
+        "stage)",
+    *kContext =
+        "context parallelism (Ulysses) is parallel.strategy = \"fsdp\" with parallel.context = "
+        "N; ring attention is not supported",
+    *kCapacity = "there is no capacity: tokens are never dropped; parallel.expert_buffer bounds memory; delete it";
 }  // namespace
 
 const std::map<std::string, std::string, std::less<>>& foreign_hints() {
@@ -115,11 +131,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints() {
       {"ring_attention", kContext},
       {"ulysses_degree", kContext},
       {"sequence_parallel_size", kContext},
-      {"ep", kExperts},
-      {"expert_parallel", kExperts},
-      {"expert_parallel_degree", kExperts},
-      {"expert_model_parallel_size", kExperts},
-      {"num_experts", kExperts},
+      {"capacity_factor", kCapacity},
+      {"moe_expert_capacity_factor", kCapacity},
       {"world_size", ranks},
       {"nproc_per_node", ranks},
       {"wandb", "set log.tensorboard = true; Weights & Biases reads its event files"},

@@ -56,6 +56,15 @@ void declare_parallel(std::vector<Key>& keys) {
       "fsdp: context parallelism (Ulysses). Each sequence is shared by this number of the shards' ranks, by "
       "rows outside attention and by heads in attention, so it must divide shards and model.n_head. For "
       "long sequences, or fewer sequences than ranks.");
+  parallel.integer(
+      "experts", &Parallel::experts, 1, {.range = between(1, 1024), .unit = "ranks", .strategies = {megatron_1d, fsdp}},
+      "Expert parallelism: ranks that divide the experts of a layer and exchange the tokens' rows. Must divide "
+      "model.n_expert, and for fsdp shards / context. Saves memory and, if there are many experts, communication.");
+  parallel.number("expert_buffer", &Parallel::expert_buffer, 1.5,
+                  {.range = between(1, 1024), .strategies = {megatron_1d, fsdp, autoddl}},
+                  "With experts on several ranks: rows that a rank receives in one round of their exchange, relative "
+                  "to the mean, at most the number of these ranks. Larger: more memory, fewer rounds if loads are "
+                  "uneven. Tokens are never dropped.");
   parallel.integers("mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .strategies = {optimus_2d}},
                     "optimus-2d: [q, q] or [q, q, d], the ranks of a replica. Mesh rows split sequences, mesh columns "
                     "split heads and features; weights are split over both. d: number of q x q meshes, which have the "

@@ -27,6 +27,17 @@ void declare_train(std::vector<Key>& keys) {
   train.number("z_loss", &Train::z_loss, 0, {.range = between(0, 1)},
                "Coefficient of the z-loss, the mean square of the logarithm of the softmax denominator, which keeps "
                "logits small (PaLM: 1e-4); 0: none. Reported losses do not include it.");
+  train.number("balance_loss", &Train::balance_loss, -1,
+               {.range = between(0, 10), .derived = "0.01 with model.n_expert, else 0"},
+               "Coefficient of the experts' load-balancing loss, the mean over layers of E x sum of f x P over the E "
+               "experts: f is an expert's share of the choices, P its mean probability; 1 if loads are equal. Raise it "
+               "if experts stay idle; 0: none. Reported losses do not include it.");
+  train.choice("balance", &Train::balance, Balance::batch, {std::begin(kBalanceNames), std::end(kBalanceNames)},
+               "Tokens over which loads are balanced. batch: all sequences of a micro-batch, of all replicas, which "
+               "lets experts specialize; sequence: each sequence.");
+  train.number("router_z_loss", &Train::router_z_loss, 0, {.range = between(0, 1)},
+               "Coefficient of the router's z-loss, the mean square of the logarithm of its softmax denominator, which "
+               "keeps its logits small (ST-MoE: 1e-3); 0: none. Reported losses do not include it.");
   train.integer("eval_interval", &Train::eval_interval, 250, {.range = at_least(0), .unit = "steps"},
                 "Steps between evaluations; 0: only after the last step.");
   train.integer("eval_batches", &Train::eval_batches, 16,

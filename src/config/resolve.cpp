@@ -44,7 +44,7 @@ void resolve_run(Config& config) {
 void resolve_model(Model& model) {
   set_family(model, model.arch);
   if (model.n_kv_head == 0) model.n_kv_head = model.n_head;
-  if (model.d_ff == 0)
+  if (model.d_ff == 0 && model.n_expert == 0)
     model.d_ff = has_gated_mlp(model) ? round_up(divide_up(8 * model.d_model, 3), 64) : 4 * model.d_model;
   if (!model.tie_embeddings) model.tie_embeddings = model.family.tied;
   if (!model.bias) model.bias = model.family.bias;
@@ -71,6 +71,8 @@ void resolve(Config& config) {
   if (!config.log.jsonl && !config.origins.contains("log.report")) config.log.report = false;
   config.model.init_hidden = std::sqrt(width_ratio(config));
   config.model.init_head = width_ratio(config);
+  constexpr double kDefaultBalanceLoss = 0.01;
+  if (config.train.balance_loss < 0) config.train.balance_loss = config.model.n_expert > 0 ? kDefaultBalanceLoss : 0;
   Optim& optim = config.optim;
   if (optim.min_lr < 0) optim.min_lr = optim.lr / 10;
   if (optim.name == OptimizerName::muon && config.muon.weight_decay < 0) config.muon.weight_decay = optim.weight_decay;

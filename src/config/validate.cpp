@@ -343,6 +343,7 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   check_run(config, checker);
   if (files) check_place_holders(config, checker);
   check_model(config.model, checker);
+  check_experts(config, options, checker);
   check_data(config, files, checker);
   check_batches(config, options.plans, checker);
   checker.require(config.optim.min_lr <= config.optim.lr, {"optim.min_lr", "optim.lr"},

@@ -19,7 +19,9 @@ TEST(Families, AreFoundByNameAndInTheOrderOfArch) {
     const Family& family = families()[i];
     SCOPED_TRACE(family.name);
     EXPECT_EQ(find_family(family.name), &family);
-    const Model model = model_of({format("model.arch={}", family.name)});
+    std::vector<std::string> sets = {format("model.arch={}", family.name)};
+    if (family.facts.experts) sets.insert(sets.end(), {"model.n_expert=8", "model.d_expert=64"});
+    const Model model = model_of(sets);
     EXPECT_EQ(model.arch, static_cast<Arch>(i));
     EXPECT_EQ(&family_of(model), &family);
     EXPECT_EQ(model.tie_embeddings, family.facts.tied);

@@ -56,6 +56,45 @@ TEST(Flops, LlamaWithGroupedHeadsByHand) {
   EXPECT_EQ(weights.total() + 4096 * int64_t{128256} + 65 * 4096, 8'030'261'248);
 }
 
+TEST(Flops, OfExpertsCountThoseThatComputeAToken) {
+  struct Case {
+    const char* name;
+    Arch arch;
+    int64_t n_layer, n_head, n_kv_head, head_dim, d_model, n_expert, k, d_expert, d_shared, vocab;
+    int64_t parameters, active;
+    double flops;  // of a token of a sequence of 4096
+  };
+  for (const Case& c : {Case{"Mixtral 8x7B", Arch::mixtral, 32, 32, 8, 128, 4096, 8, 2, 14336, 0, 32000, 46'702'792'704,
+                             12'748'587'008, 82'933'972'992},
+                        {"OLMoE 1B-7B", Arch::olmoe, 16, 16, 16, 128, 2048, 64, 8, 1024, 0, 50304, 6'919'161'856,
+                         1'178'861'568, 8'683'782'144},
+                        {"Qwen1.5-MoE-A2.7B", Arch::qwen2_moe, 24, 16, 16, 128, 2048, 60, 4, 1408, 5632, 151936,
+                         14'315'784'192, 2'377'760'768, 16'682'483'712},
+                        {"Qwen3-30B-A3B", Arch::qwen3_moe, 48, 32, 4, 128, 2048, 128, 8, 768, 0, 151936, 30'532'122'624,
+                         3'041'656'832, 27'913'617'408}}) {
+    SCOPED_TRACE(c.name);
+    config::Model model;
+    set_family(model, c.arch);
+    model.bias = model.tie_embeddings = false;
+    model.n_layer = c.n_layer;
+    model.n_head = c.n_head;
+    model.n_kv_head = c.n_kv_head;
+    model.head_dim = c.head_dim;
+    model.d_model = c.d_model;
+    model.n_expert = c.n_expert;
+    model.experts_per_token = c.k;
+    model.d_expert = c.d_expert;
+    model.d_shared = c.d_shared;
+    model.seq_len = 4096;
+    EXPECT_EQ(parameter_count(model, c.vocab), c.parameters);
+    EXPECT_EQ(matmul_weights(model, c.vocab).total(), c.active);
+    EXPECT_EQ(flops_per_token(model, c.vocab, 0).full(), c.flops);
+  }
+  config::Model dense = llama3_8b();
+  dense.bias = dense.tie_embeddings = false;
+  EXPECT_EQ(parameter_count(dense, 128256), 8'030'261'248);
+}
+
 TEST(Flops, HeadsOfASizeOfTheirOwnByHand) {
   config::Model model = llama3_8b();  // Mistral Nemo
   model.n_layer = 40;

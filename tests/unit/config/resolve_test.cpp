@@ -38,7 +38,7 @@ TEST(Resolve, LeavesGivenValuesUnchanged) {
   Config config = defaults();
   config.model.n_kv_head = 4, config.model.d_ff = 100, config.model.tie_embeddings = false, config.model.bias = false;
   config.optim.min_lr = 0, config.optim.warmup_steps = 0, config.data.val_fraction = 0;
-  config.run.name = "tiny", config.train.steps = 7;
+  config.run.name = "tiny", config.train.steps = 7, config.train.balance_loss = 0;
   const std::string before = to_toml(config);
   config.run.dir = "x";
   resolve(config);

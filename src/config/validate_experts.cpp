@@ -1,0 +1,127 @@
+// Checks the keys of mixtures of experts.
+#include <algorithm>
+
+#include "base/join.h"
+#include "config/checker.h"
+#include "config/families.h"
+#include "config/keys.h"
+#include "config/strategies.h"
+#include "config/text.h"
+#include "config/validate.h"
+
+namespace trainer::config {
+namespace {
+
+constexpr const char* kOnlyWithExperts[] = {
+    "model.experts_per_token", "model.d_expert", "model.d_shared",      "model.moe_every",  "model.norm_topk",
+    "train.balance_loss",      "train.balance",  "train.router_z_loss", "parallel.experts", "debug.balanced_routing"};
+
+/// Returns the names of the families that satisfy a condition: "mixtral, olmoe, qwen2_moe, qwen3_moe".
+template <typename F>
+std::string names_of(const F& has) {
+  std::vector<std::string> names;
+  for (const Family& family : families())
+    if (has(family.facts)) names.emplace_back(family.name);
+  return format("{}", fmt::join(names, ", "));
+}
+std::string families_with_experts() {
+  return names_of([](const FamilyFacts& facts) { return facts.experts; });
+}
+
+void check_dense(const Config& config, Checker& checker) {
+  const Model& m = config.model;
+  checker.require(!m.family.experts, {"model.n_expert", "model.arch"},
+                  "n_expert is missing; arch = \"{}\" requires the number of experts, as in 8", family_of(m).name);
+  for (const std::string_view path : kOnlyWithExperts) {
+    const size_t dot = path.find('.');
+    const Key& key = *find_key(path.substr(0, dot), path.substr(dot + 1));
+    const Value value = key.get(config);
+    const bool is_set = is_given(config, path.data()) && value != key.initial && value != Value(0.0);
+    checker.require(!is_set, {path.data(), "model.n_expert", "model.arch"},
+                    "{} has no effect, since the model has no experts (model.n_expert = 0); remove it", to_toml(value));
+  }
+}
+
+void check_widths(const Model& m, Checker& checker) {
+  checker.require(m.d_expert > 0, {"model.d_expert", "model.n_expert"},
+                  "d_expert is missing; n_expert = {} requires the width of an expert, as in 1024", m.n_expert);
+  checker.require(m.experts_per_token <= m.n_expert, {"model.experts_per_token", "model.n_expert"},
+                  "{} of n_expert = {} experts cannot compute a token; use 1 to {}", m.experts_per_token, m.n_expert,
+                  m.n_expert);
+  checker.require(m.moe_every <= m.n_layer, {"model.moe_every", "model.n_layer"},
+                  "moe_every = {} leaves none of {} blocks with experts; use 1 to {}", m.moe_every, m.n_layer,
+                  m.n_layer);
+  checker.require(m.moe_every > 1 || m.d_ff == 0, {"model.d_ff", "model.n_expert", "model.moe_every"},
+                  "{} has no effect, since all blocks have experts (moe_every = 1); did you mean d_expert?", m.d_ff);
+  checker.require(m.moe_every == 1 || m.d_ff > 0, {"model.d_ff", "model.moe_every", "model.n_expert"},
+                  "d_ff is missing; with moe_every = {} all blocks but {}, {}, ... have an MLP of this width",
+                  m.moe_every, m.moe_every, 2 * m.moe_every);
+  checker.require(m.d_shared == 0 || m.family.shared_expert, {"model.d_shared", "model.arch"},
+                  "arch = \"{}\" has no shared expert; remove it, or use arch = \"{}\"", family_of(m).name,
+                  names_of([](const FamilyFacts& facts) { return facts.shared_expert; }));
+  checker.require(!has_mlp_bias(m), {"model.mlp_bias", "model.bias", "model.n_expert"},
+                  "experts have no biases; use false");
+}
+
+void check_ranks(const Config& config, Checker& checker) {
+  const Parallel& p = config.parallel;
+  const int64_t experts = p.experts, n_expert = config.model.n_expert;
+  if (!find_key("parallel", "experts")->has_effect(config)) return;
+  checker.require(n_expert % experts == 0, {"parallel.experts", "model.n_expert"},
+                  "{} ranks cannot divide n_expert = {} evenly; use one of {}", experts, n_expert,
+                  fmt::join(divisors(n_expert), ", "));
+  if (p.strategy == StrategyName::fsdp && p.shards > 0 && p.shards % p.context == 0) {
+    const int64_t ranks = p.shards / p.context;
+    std::vector<int64_t> fitting = divisors(ranks);
+    std::erase_if(fitting, [&](int64_t each) { return n_expert % each != 0; });
+    checker.require(ranks % experts == 0, {"parallel.experts", "parallel.shards", "parallel.context"},
+                    "experts = {} must divide shards / context = {}; use one of {}", experts, ranks,
+                    fmt::join(fitting, ", "));
+  }
+  checker.require(
+      experts == 1 || p.expert_buffer <= static_cast<double>(experts), {"parallel.expert_buffer", "parallel.experts"},
+      "{} is above experts = {}, the most that a rank can receive; use 1 to {}", p.expert_buffer, experts, experts);
+}
+
+/// Rejects what experts cannot be combined with, most of it only for now.
+void check_combinations(const Config& config, const LoadOptions& options, Checker& checker) {
+  const Parallel& p = config.parallel;
+  const bool planned = options.plans || is_automatic(config);
+  const struct {
+    bool used;
+    const char *key, *remedy;
+  } all[] = {
+      {options.plans, "model.n_expert", "`trainer plan` cannot price experts; set the layout's keys"},
+      {is_automatic(config), "parallel.strategy", "choose the strategy, such as \"fsdp\""},
+      {p.stages > 1, "parallel.stages", "use 1"},
+      {!planned && p.experts > 1, "parallel.experts", "use 1"},
+      {!planned && ranks_of_stage(config) > 1, planned ? "" : replica_key(config), "use one rank"},
+      {p.data > 1 || options.world.value_or(1) > 1, "parallel.data", "use one rank"},
+      {p.zero_stage > 0, "parallel.zero_stage", "use 0"},
+      {config.offload.optimizer != OffloadOptimizer::none, "offload.optimizer", "use \"none\""},
+      {config.optim.name == OptimizerName::muon, "optim.name", "use \"adamw\""},
+      {config.run.device == DeviceChoice::cuda, "run.device", "use \"cpu\""},
+      // These two stay: the widths of router and experts have no agreed scaling, and replicas share the loads of
+      // experts, so that replays with other batches differ.
+      {config.optim.mup_base_width > 0, "optim.mup_base_width", "use 0"},
+      {config.debug.replay_every > 0, "debug.replay_every", "use 0"},
+  };
+  for (const auto& [used, key, remedy] : all)
+    checker.require(!used, {key, "parallel.experts", "parallel.expert_buffer", "model.n_expert"},
+                    "is not supported for models with experts; {}", remedy);
+}
+
+}  // namespace
+
+void check_experts(const Config& config, const LoadOptions& options, Checker& checker) {
+  const Model& m = config.model;
+  if (m.n_expert == 0) return check_dense(config, checker);
+  checker.require(m.family.experts, {"model.n_expert", "model.arch"},
+                  "arch = \"{}\" has no experts; remove it, or use one of {}", family_of(m).name,
+                  families_with_experts());
+  check_widths(m, checker);
+  check_ranks(config, checker);
+  check_combinations(config, options, checker);
+}
+
+}  // namespace trainer::config
