@@ -4,8 +4,8 @@
 #include <bit>
 
 #include "parallel/attention.h"
+#include "parallel/experts.h"
 #include "parallel/grid_linear.h"
-#include "parallel/mlp.h"
 #include "parallel/summa.h"
 
 namespace trainer::parallel {
@@ -73,7 +73,10 @@ std::unique_ptr<Attention> Strategy::attention(const LayerSpec& spec) {
   return std::make_unique<Attention>(*this, spec, AttentionCore(ranks_, sharding_.layer(spec.layer).attention, spec));
 }
 
-std::unique_ptr<Mlp> Strategy::mlp(const LayerSpec& spec) { return std::make_unique<DenseMlp>(*this, spec); }
+std::unique_ptr<Mlp> Strategy::mlp(const LayerSpec& spec) {
+  if (is_moe_layer(spec.model, spec.layer)) return std::make_unique<Experts>(ranks_, store_, spec, sharding_);
+  return std::make_unique<DenseMlp>(*this, spec);
+}
 
 std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec) {
   return std::make_unique<Norm>(ranks_, store_, group, spec, stream(layer));

@@ -24,11 +24,12 @@ class Weights {
     std::vector<params::SlotPart> weights, biases;
     for (const LinearPart& part : spec.parts) {
       const Placed matrix = place_weight(part, store.replicated({spec.in, part.width}));
-      weights.push_back({part.name + ".weight",
-                         matrix.layout,
-                         {params::Init::Kind::normal, spec.init_std},
-                         matrix.sum_over,
-                         /*hidden=*/true});
+      weights.push_back({.name = part.name + ".weight",
+                         .layout = matrix.layout,
+                         .init = {params::Init::Kind::normal, spec.init_std},
+                         .sum_over = matrix.sum_over,
+                         .hidden = true,
+                         .whole_matrix = spec.whole_matrix});
       if (!spec.bias) continue;
       const Placed vector = place_bias(part, store.replicated({part.width}));
       biases.push_back({part.name + ".bias", vector.layout, {}, vector.sum_over});

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "config/layouts.h"
+#include "ops/gemm.h"
 #include "parallel/loss.h"
 
 namespace trainer::train {
@@ -43,9 +44,20 @@ ModelRunner::ModelRunner(Unallocated, device::Device& device, comm::World& world
   model_ = std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train,
                                                 static_cast<uint64_t>(config.run.seed),
                                                 chunks_of(sharding_.stages, stage()));
+  if (config.model.n_expert > 0) require_equal_kernels();
   evaluation_ = forward_passes(1);
   for (const sharding::Action& action : evaluation_)
     evaluation_keys_.push_back(sharding_.stages.chunks == 1 ? "evaluate" : format("evaluate {}", action.chunk));
+}
+
+void ModelRunner::require_equal_kernels() const {
+  const std::vector<std::string> all = mesh_.host().gather(ops::product_path(device_, store_.compute_dtype()));
+  const auto other = std::ranges::find_if(all, [&](const std::string& each) { return each != all.front(); });
+  if (other == all.end()) return;
+  throw Error(Code::config, format("ranks 0 and {} compute with different kernels ({}; {}), whose rounding would make "
+                                   "ranks with the same tokens choose different experts; start on equal hosts",
+                                   other - all.begin(), all.front(), *other))
+      .on(Scope::all_ranks);
 }
 
 ModelRunner::ModelRunner(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab,
@@ -176,7 +188,8 @@ parallel::Batch ModelRunner::batch(int64_t number) const {
           .weights = own(weights_),
           .first_key = own(first_key_),
           .sequences = micro_batch_,
-          .seq_len = config_.model.seq_len};
+          .seq_len = config_.model.seq_len,
+          .balanced_routing = config_.debug.balanced_routing};
 }
 
 Tensor ModelRunner::losses(int64_t term, int64_t number) const {

@@ -138,6 +138,9 @@ class ModelRunner {
   std::optional<RankScalars> scalars_;
 
  private:
+  /// Throws Code::config unless all ranks have the same GEMM kernels: where ranks hold the same rows, their routers
+  /// must choose the same experts.
+  void require_equal_kernels() const;
   /// Returns the number of token rows of a batch.
   int64_t rows() const { return micro_batch_ * config_.model.seq_len; }
   int64_t stage() const { return sharding_.stage_axis() == 0 ? 0 : mesh_.index("stage"); }

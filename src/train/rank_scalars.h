@@ -20,10 +20,11 @@ class RankScalars {
   void make_communicators();
 
   /// Record a step's exchanges on a dry device, which has no values: the request to stop before each micro-step, the
-  /// sums of the step's losses, and the scalars of the update; `values` of them.
+  /// sums of the step's losses, the scalars of the update, and sums over all ranks; `values` of them.
   void record_stop(Exec& dry) { run(dry, mesh_.shape().all(), 1, comm::Reduce::max); }
   void record_loss(Exec& dry, int64_t values) { run(dry, row_axes(), values, comm::Reduce::sum); }
   void record_update(Exec& dry, int64_t values) { run(dry, mesh_.shape().all(), values, {}); }
+  void record_sum(Exec& dry, int64_t values) { run(dry, mesh_.shape().all(), values, comm::Reduce::sum); }
 
   // The following functions are collective and take at most kMost values unless stated. On a GPU the host waits for the
   // result.
@@ -31,6 +32,8 @@ class RankScalars {
   /// values ← Σ over the ranks, of all replicas, that have the losses of different rows; added in rank order. Returns
   /// the number of these ranks.
   int sum_over_rows(std::span<double> values);
+  /// values ← Σ over all ranks, added in rank order.
+  void sum_over_ranks(std::span<double> values) { exchange(mesh_.shape().all(), values, comm::Reduce::sum); }
   /// values ← the maximum over all ranks, element by element.
   void max_over_ranks(std::span<double> values);
   /// True if `flag` is true on any rank.

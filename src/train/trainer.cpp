@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -64,6 +65,10 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   using Gradients = params::ParamStore::Gradients;
   const bool once = accumulation() == 1 && state_home_ == nullptr && !overlaps && !has_stages();
   if (config.train.z_loss > 0) terms_.push_back(&Outcome::z_loss);
+  if (const config::Model& model = config.model; model.n_expert > 0) {
+    routing_.emplace(device, store_.state_dtype(), moe_layers(model), model.n_expert);
+    routing_->per_sequence = config.train.balance == config::Balance::sequence;
+  }
   // All batches of a step are copied before its first action: a copy between two actions would stop a GPU's host.
   const int64_t in_memory = memory_of(accumulation() - 1) + 1;
   allocate(once ? Gradients::arena : Gradients::own_memory, std::ssize(terms_), in_memory);
@@ -135,6 +140,7 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
+  begin_routing(rows);
   const auto load_one = [&](int64_t micro) {
     clock.charge(&PhaseMs::backward);  // the wait for the other ranks' answer to stop(): only reading counts as data
     const parallel::Batch& batch = loaded_[static_cast<size_t>(memory_of(micro))] = load(work, micro, tokens, batches);
@@ -177,8 +183,51 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   if (has_stages() && device_.kind() == device::DeviceKind::cpu)
     outcome.bubble = now_seconds() - begin - sums.back() / ranks;
   for (size_t t = 0; t < terms_.size(); ++t) outcome.*terms_[t] = sums[t] / static_cast<double>(tokens);
+  end_routing(rows, outcome);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
+}
+
+void Trainer::begin_routing(int64_t rows) {
+  if (!routing_) return;
+  const double terms = static_cast<double>(moe_layers(config_.model) * rows);
+  routing_->balance = config_.train.balance_loss * static_cast<double>(config_.model.n_expert) / terms;
+  routing_->z_loss = 2 * config_.train.router_z_loss / terms;
+  routing_->begin_step();
+}
+
+void Trainer::end_routing(int64_t rows, Outcome& outcome) {
+  if (!routing_) return;
+  const parallel::RouterTerms terms = routing_->terms();
+  double sums[] = {terms.balance, terms.z_loss};
+  scalars_->sum_over_ranks(sums);
+  const auto all = static_cast<double>(moe_layers(config_.model) * rows);
+  outcome.balance_loss = sums[0] / all;
+  outcome.router_z_loss = sums[1] / all;
+}
+
+ExpertStatistics Trainer::expert_statistics() {
+  std::vector<double> sums(routing_->counts().begin(), routing_->counts().end());
+  sums.push_back(routing_->terms().entropy);
+  mesh_.host().sum(sums);
+
+  const config::Model& model = config_.model;
+  const auto experts = static_cast<size_t>(model.n_expert), layers = sums.size() / experts;
+  ExpertStatistics result;
+  double pairs = 0;
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const std::span counts = std::span(sums).subspan(layer * experts, experts);
+    const double of_layer = std::accumulate(counts.begin(), counts.end(), 0.0),
+                 mean = of_layer / static_cast<double>(experts);
+    const double load = mean > 0 ? std::ranges::max(counts) / mean : 0;
+    if (load > result.load_max) result.load_layer = static_cast<int64_t>(layer + 1) * model.moe_every - 1;
+    result.load_max = std::max(result.load_max, load);
+    result.idle += std::ranges::count(counts, 0.0);
+    result.counts.emplace_back(counts.begin(), counts.end());
+    pairs += of_layer;
+  }
+  result.entropy = sums.back() * static_cast<double>(model.experts_per_token) / pairs;
+  return result;
 }
 
 double Trainer::seconds_waited() const {
@@ -253,11 +302,12 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
   return batch;
 }
 
-parallel::Batch Trainer::training_batch(int64_t micro) const {
+parallel::Batch Trainer::training_batch(int64_t micro) {
   parallel::Batch batch = this->batch(memory_of(micro));
   batch.order = order_.tensor().range(memory_of(micro) * batch.ids.count(), batch.ids.count());
   batch.z_loss = config_.train.z_loss;
   batch.dropout = true;
+  batch.routing = routing_ ? &*routing_ : nullptr;
   return batch;
 }
 
@@ -392,7 +442,10 @@ void Trainer::plan_training(const ProgramRecorders& recorders) {
   if (micro_batches > 2) record_chunks(1, micro_batches - 2);
   record_chunks(micro_batches - 1, 1);
   if (recorders) meter_.recorder = recorders({.last = true}, 1);
-  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_loss(apart, std::ssize(terms_) + has_stages()); });
+  scalars(meter_.recorder, [&](Exec& apart) {
+    scalars_->record_loss(apart, std::ssize(terms_) + has_stages());
+    if (routing_) scalars_->record_sum(apart, 2);
+  });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
   const optim::Update update = optim::make_update(rules_, /*lr=*/0, /*t=*/1, /*gradient_scale=*/1);

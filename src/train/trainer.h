@@ -11,6 +11,7 @@
 
 #include "offload/engine.h"
 #include "optim/make.h"
+#include "parallel/routing.h"
 #include "params/grad_sink.h"
 #include "sharding/pipeline.h"
 #include "train/micro_graphs.h"
@@ -30,6 +31,15 @@ struct StepWork {
   int64_t unmasked_tokens = 0;
   /// Losses and gradient norms of earlier steps, by which spikes are recognized (train.skip_sigma).
   std::span<const double> losses = {}, norms = {};
+};
+
+/// The choices of a step's routers, of all ranks.
+struct ExpertStatistics {
+  double load_max = 0;     // rows of the expert with the most, relative to the mean over its layer's experts
+  int64_t load_layer = 0;  // the layer of that expert, counted from 0
+  int64_t idle = 0;        // pairs of a layer and an expert without rows
+  double entropy = 0;      // mean of −Σ p·ln p over rows and layers, p: probabilities of the experts
+  std::vector<std::vector<int64_t>> counts;  // by layer with experts: how often each expert was chosen
 };
 
 /// Copies sequences [first_sample, first_sample + sequences) of the training order to `out`.
@@ -60,8 +70,9 @@ class Trainer : public ModelRunner {
   /// partial step is discarded and `interrupted` is set; with several stages, `stop` is called before the first one
   /// only, since waiting for each other's answer would serialize them.
   struct Outcome {
-    double loss = 0;    // mean over the step's unmasked tokens, without the z-loss
-    double z_loss = 0;  // the same mean of the z-loss; 0 without train.z_loss
+    double loss = 0;                             // mean over the step's unmasked tokens, without the z-loss
+    double z_loss = 0;                           // the same mean of the z-loss; 0 without train.z_loss
+    double balance_loss = 0, router_z_loss = 0;  // means over all rows and layers with experts, without coefficients
     params::GradNorm norm;
     bool skipped = false;  // loss or gradient not finite, or a spike: no update was made
     /// Why a step with finite loss and gradient was skipped: the value and the limit that it exceeds (spikes.h).
@@ -91,6 +102,9 @@ class Trainer : public ModelRunner {
   /// Collective over the ranks of a replica.
   std::vector<uint64_t> replay(const StepWork& work, int64_t of, const BatchSource& batches);
 
+  /// Returns the statistics of the last step of a model with experts. Collective over all ranks.
+  ExpertStatistics expert_statistics();
+
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// Returns the communication of one step, as plan() counted it; the meter of real steps is compared with it.
   const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
@@ -107,6 +121,10 @@ class Trainer : public ModelRunner {
 
  private:
   void plan_training(const ProgramRecorders& recorders);
+  /// Begins to count what routers choose in a step of `rows` token rows.
+  void begin_routing(int64_t rows);
+  /// Sets the means of the routers' terms. Collective.
+  void end_routing(int64_t rows, Outcome& outcome);
   /// If the first and the last stage have a table each, makes them add their gradients.
   void share_table();
   /// Returns the work of an update that `meter_` counted after it had counted `before`.
@@ -131,7 +149,7 @@ class Trainer : public ModelRunner {
   /// Returns the number of a micro-batch's memory: with several stages, each has its own.
   int64_t memory_of(int64_t micro) const { return has_stages() ? micro : 0; }
   /// Returns the batch of a pass, as load() copies it.
-  parallel::Batch training_batch(int64_t micro) const;
+  parallel::Batch training_batch(int64_t micro);
   /// An action of actions_, and its kind in the step.
   struct Run {
     size_t action = 0;
@@ -157,6 +175,7 @@ class Trainer : public ModelRunner {
   std::unique_ptr<optim::Optimizer> optimizer_;
   offload::Engine* offload_ = nullptr;  // the optimizer, if its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;
+  std::optional<parallel::Routing> routing_;  // of a model with experts
   /// The terms of the loss that a step reports: the place of the mean of losses(t).
   std::vector<double Outcome::*> terms_ = {&Outcome::loss};
   /// This stage's actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first

@@ -46,6 +46,25 @@ inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
   return c;
 }
 inline constexpr int64_t kTinyVocab = 37;
+/// Makes the MLPs of a model of family llama mixtures of 8 experts, 2 of which compute a token.
+inline void add_experts(config::Config& c) {
+  c.model.n_expert = 8;
+  c.model.experts_per_token = 2;
+  c.model.d_expert = 24;
+  c.train.balance_loss = 0.05;
+  c.train.router_z_loss = 0.01;
+}
+/// Returns a model with experts; with `shared`, layers with and without experts alternate, and there is a shared one.
+inline config::Config tiny_experts(bool shared = false) {
+  config::Config c = tiny_config(config::Arch::llama);
+  add_experts(c);
+  if (!shared) return c;
+  c.model.n_layer = 4;
+  c.model.moe_every = 2;
+  c.model.d_shared = 12;
+  c.train.balance = config::Balance::sequence;
+  return c;
+}
 /// A model whose sizes divide by 2, 3, 4, 8 and 16; its vocabulary is padded to 48. `kv_heads`: key/value heads of
 /// Llama.
 inline config::Config wide_config(config::Arch arch, int64_t kv_heads) {

@@ -8,6 +8,7 @@
 #include "model/transformer.h"
 #include "optim/make.h"
 #include "parallel/loss.h"
+#include "parallel/routing.h"
 #include "parallel/strategy.h"
 #include "reference/reference_model.h"
 
@@ -58,6 +59,11 @@ class Rig {
     if (options.rules != nullptr) optim::keep_states(store, *options.rules);
     store.allocate(/*training=*/true);
     sink.prepare(device);
+    if (config.n_expert > 0) {
+      routing.emplace(device, store.state_dtype(), moe_layers(config), config.n_expert);
+      routed_terms_ = static_cast<double>(moe_layers(config));
+      experts_ = static_cast<double>(config.n_expert);
+    }
   }
 
   void set_weights(const Named& weights) {
@@ -80,10 +86,17 @@ class Rig {
   /// Runs one step over the micro-batches, with gradients, and returns its mean loss; denominators are the step's.
   double step(const std::vector<reference::Batch>& micro_batches) {
     sink.begin_step();
-    double loss = 0;
+    double loss = 0, rows_of_all = 0;
     z_term = 0;
+    for (const reference::Batch& micro : micro_batches) rows_of_all += static_cast<double>(micro.rows());
+    if (routing) {
+      routing->balance = balance_loss * experts_ / (routed_terms_ * rows_of_all);
+      routing->z_loss = 2 * router_z_loss / (routed_terms_ * rows_of_all);
+      routing->begin_step();
+    }
     for (const reference::Batch& micro : micro_batches) {
       Loaded loaded = load(micro);
+      loaded.batch.routing = routing ? &*routing : nullptr;
       Transformer::Saved saved(model.chunks().front());
       model.forward(ex, loaded.batch, saved);
       loaded.batch.z_loss = z_loss;
@@ -92,6 +105,11 @@ class Rig {
       model.loss_backward(ex, loaded.batch, saved, {losses, z_loss > 0 ? z_losses.tensor() : Tensor()}, sink);
       loss += parallel::sum_of_losses(ex, losses) * loaded.batch.loss_scale;
       if (z_loss > 0) z_term += parallel::sum_of_losses(ex, z_losses) * loaded.batch.loss_scale;
+    }
+    if (routing) {
+      const parallel::RouterTerms terms = routing->terms();
+      balance_term = terms.balance / (routed_terms_ * rows_of_all);
+      router_z_term = terms.z_loss / (routed_terms_ * rows_of_all);
     }
     return loss;
   }
@@ -143,8 +161,10 @@ class Rig {
     return to;
   }
 
-  double z_loss = 0;  // coefficient in step()
-  double z_term = 0;  // mean of the z-loss in the last step
+  double z_loss = 0;                           // coefficient in step()
+  double z_term = 0;                           // mean of the z-loss in the last step
+  double balance_loss = 0, router_z_loss = 0;  // coefficients in step(), and the means in the last one
+  double balance_term = 0, router_z_term = 0;
   device::CpuDevice device;
   Arena arena;
   Meter meter;
@@ -153,6 +173,7 @@ class Rig {
   parallel::Strategy strategy;
   Transformer model;
   params::GradSink sink;
+  std::optional<parallel::Routing> routing;  // with experts
 
  private:
   Scratch losses_of(const parallel::Batch& batch) const {
@@ -181,6 +202,7 @@ class Rig {
   }
 
   bool has_dropout_;
+  double routed_terms_ = 0, experts_ = 0;  // layers with experts, and the number of experts
 };
 
 inline double norm_of(const std::vector<double>& values) {

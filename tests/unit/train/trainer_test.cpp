@@ -139,6 +139,17 @@ TEST_P(EveryRun, AllocatesNothingWhereLayersAreCutInDifferentWays) {
   expect_no_allocation(4, c, compute(), 2);
 }
 
+TEST(Trainer, AllocatesNothingWithExpertsEither) {
+  for (const bool shared : {false, true})
+    for (const DType compute : {DType::f64, DType::bf16}) {
+      config::Config c = tiny_experts(shared);
+      expect_no_allocation(1, c, compute);
+      c.train.recompute = config::Recompute::selective;
+      c.train.recompute_layers = 1;
+      expect_no_allocation(1, c, compute);
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Trainer, EveryRun,
                          testing::Combine(testing::Values(config::Arch::gpt2, config::Arch::llama),
                                           testing::Values(DType::f64, DType::f32, DType::bf16)),

@@ -1,0 +1,353 @@
+#include "parallel/experts.h"
+
+#include <algorithm>
+
+#include "ops/grouped_gemm.h"
+#include "ops/routing.h"
+
+namespace trainer::parallel {
+namespace {
+
+using config::Role;
+using mesh::Layout;
+using mesh::split;
+
+/// Views a vector as rows of one element.
+Tensor column(const Tensor& x) { return x.reshape({x.count(), 1}); }
+
+AxisSet reduced(const sharding::LinearSharding& grid) { return grid.rows & ~grid.flat; }
+
+/// Adds a linear of every token, sharded as `grid`.
+Weights add_linear(ParamStore& store, const LayerSpec& spec, const LinearSpec& linear,
+                   const sharding::LinearSharding& grid) {
+  return {store, spec.group, linear,
+          [&](const LinearPart&, const Layout& whole) -> Weights::Placed {
+            return {whole.with(grid.contraction, split(0)).with(grid.cols, split(1)).with(grid.flat, mesh::kFlat),
+                    reduced(grid)};
+          },
+          [](const LinearPart&, const Layout& whole) -> Weights::Placed { return {whole}; }};
+}
+
+/// Adds a linear of the experts, a tensor [E, in, out] for each part, sharded as `grid`.
+params::SlotId add_experts(ParamStore& store, const LayerSpec& spec, Site site, const sharding::LinearSharding& grid) {
+  const LinearSpec linear = spec.linear(site, Role::experts);
+  std::vector<params::SlotPart> parts;
+  for (const LinearPart& part : linear.parts)
+    parts.push_back({.name = part.name + ".weight",
+                     .layout = store.replicated({linear.matrices, linear.in, part.width})
+                                   .with(grid.contraction, split(1))
+                                   .with(grid.cols, split(2))
+                                   .with(grid.flat, mesh::kFlat),
+                     .init = {params::Init::Kind::normal, linear.init_std},
+                     .sum_over = reduced(grid),
+                     .hidden = true});
+  return store.add_slot(spec.group, std::move(parts));
+}
+
+}  // namespace
+
+Experts::Experts(const Ranks& ranks, ParamStore& store, const LayerSpec& spec, const sharding::ModelSharding& sharding)
+    : ranks_(ranks),
+      store_(store),
+      stream_(sharding.layer(spec.layer).stream),
+      up_(sharding.layer(spec.layer).at(Site::up)),
+      down_(sharding.layer(spec.layer).at(Site::down)),
+      width_(spec.model.d_model),
+      experts_(spec.model.n_expert),
+      chosen_(spec.model.experts_per_token),
+      normalize_(normalizes_topk(spec.model)),
+      index_((spec.layer + 1) / spec.model.moe_every - 1),
+      replicas_(sharding.data()),
+      reports_(ranks.index(sharding.all() & ~(sharding.data() | sharding.stage_axis() | up_.rows)) == 0),
+      adds_router_(ranks.index(up_.cols) == 0),
+      rows_(static_cast<size_t>(experts_)) {
+  sharding::LinearSharding whole = up_;  // router and gate
+  whole.cols = 0;
+  router_.emplace(add_linear(store, spec, spec.linear(Site::up, Role::router), whole));
+  experts_up_ = add_experts(store, spec, Site::up, up_);
+  experts_down_ = add_experts(store, spec, Site::down, down_);
+  if (spec.model.d_shared == 0) return;
+  const auto add = [&](Site site, Role role, const sharding::LinearSharding& grid) {
+    return add_linear(store, spec, spec.linear(site, role), grid);
+  };
+  shared_.emplace(Shared{.up = add(Site::up, Role::shared, up_),
+                         .down = add(Site::down, Role::shared, down_),
+                         .gate = add(Site::up, Role::shared_gate, whole)});
+}
+
+void Experts::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
+  const Rows rows = batch.rows();
+  if (Scratch moved = ranks_.start_move(ex, home(rows), used(rows), x).finish(ex)) x = std::move(moved);
+  Routed& r = s.routed;
+  route(ex, batch, x, r);
+  if (shared_) {
+    r.shared_pre = ex.take("shared.pre", {x.x.rows(), shared_->up.out()}, x.x.dtype);
+    shared_->up.multiply(ex, x, r.shared_pre);
+    r.shared_gate = ex.take("shared.gate", {x.x.rows(), 1}, accumulator_of(x.x.dtype));
+    shared_->gate.multiply(ex, x, r.shared_gate);
+    ops::run(ex, ops::Sigmoid{r.shared_gate, r.shared_gate});
+    activate_shared(ex, r);
+  }
+  count_rows(ex, batch, r);
+  Scratch sorted = ex.take("experts.x", {x.x.rows() * chosen_, width_}, x.x.dtype);
+  ops::run(ex, ops::GatherRows{.x = x, .index = r.order, .y = sorted, .per_row = chosen_});
+  x.owner.reset();
+  s.pre = ex.take("experts.pre", {sorted.tensor().rows(), store_.box(experts_up_)[1]}, sorted.tensor().dtype);
+  {
+    const params::WeightCache::Held weights = store_.weights().hold(ex, experts_up_);
+    ops::run(ex, ops::GroupedGemm{.a = sorted, .b = weights, .c = s.pre, .rows = rows_});
+  }
+  sorted.reset();
+  activate(ex, s);
+  if (batch.keep) return;
+  s.pre.reset();
+  r.shared_pre.reset();
+}
+
+void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
+  const int64_t n = x.rows();
+  const DType wide = accumulator_of(x.dtype);
+  const int64_t first_row = ranks_.tile({.rows = up_.rows}, batch.rows(), width_).first_row;
+  const bool again = static_cast<bool>(r.choices);
+  const Tensor injected = batch.routing != nullptr ? batch.routing->choices : Tensor();
+  using From = ops::Route::From;
+  From from = again || injected ? From::given : batch.balanced_routing ? From::balanced : From::logits;
+
+  r.logits = ex.take("router.logits", {n, experts_}, wide);
+  router_->multiply(ex, x, r.logits);
+  if (!again) r.choices = ex.take("router.choices", {n, chosen_}, DType::i32);
+  if (!again && injected)
+    ops::run(ex, ops::Copy{injected.row_range(index_ * batch.rows().count + first_row, n), r.choices});
+  r.weights = ex.take("router.weights", {n, chosen_}, wide);
+  r.lse = ex.take("router.lse", {n}, wide);
+  r.counts = ex.take("router.counts", {counts_by_sequence(batch) ? batch.sequences : 1, experts_}, DType::i32);
+  ops::run(ex, ops::Route{.logits = r.logits,
+                          .choices = r.choices,
+                          .weights = r.weights,
+                          .lse = r.lse,
+                          .counts = r.counts,
+                          .from = from,
+                          .first_row = first_row,
+                          .rows_per_count = counts_by_sequence(batch) ? batch.seq_len : 0,
+                          .normalize = normalize_});
+  r.order = ex.take("router.order", {n * chosen_}, DType::i32);
+  r.place = ex.take("router.place", {n * chosen_}, DType::i32);
+  ops::run(ex, ops::SortRows{.choices = r.choices, .order = r.order, .place = r.place, .experts = experts_});
+  if (again || ex.device.dry() || batch.routing == nullptr || !reports_) return;
+  const Tensor& counts = counts_.get(ex.device, r.counts);
+  batch.routing->count(index_, {counts.as<int32_t>(), static_cast<size_t>(counts.count())});
+}
+
+// A dry device has no counts: those of debug.balanced_routing take their place.
+void Experts::count_rows(Exec& ex, const Batch& batch, const Routed& r) {
+  std::ranges::fill(rows_, 0);
+  if (ex.device.dry()) {
+    const int64_t pairs = r.choices.tensor().count();
+    const int64_t first = ranks_.tile({.rows = up_.rows}, batch.rows(), width_).first_row * chosen_;
+    for (int64_t e = 0; e < experts_; ++e)
+      rows_[static_cast<size_t>((first + e) % experts_)] = pairs / experts_ + (e < pairs % experts_);
+    return;
+  }
+  const Tensor& counts = counts_.get(ex.device, r.counts);
+  for (int64_t i = 0; i < counts.count(); ++i) rows_[static_cast<size_t>(i % experts_)] += counts.as<int32_t>()[i];
+}
+
+Scratch Experts::sorted_weights(Exec& ex, const Routed& r) const {
+  const Tensor weights = r.weights;
+  Scratch sorted = ex.take("experts.weights", {weights.count(), 1}, weights.dtype);
+  ops::run(ex, ops::GatherRows{.x = column(weights), .index = r.order, .y = sorted});
+  return sorted;
+}
+
+void Experts::activate(Exec& ex, Saved& s) const {
+  const Tensor pre = s.pre;
+  const Scratch weights = sorted_weights(ex, s.routed);
+  s.z = ex.take("experts.z", {pre.rows(), pre.cols() / 2}, pre.dtype);
+  ops::run(ex,
+           ops::SwigluForward{
+               .gate = gate_of(pre), .up = up_of(pre), .y = s.z, .weights = weights.tensor().reshape({pre.rows()})});
+}
+
+void Experts::activate_shared(Exec& ex, Routed& r) const {
+  const Tensor pre = r.shared_pre;
+  r.shared_z = ex.take("shared.z", {pre.rows(), pre.cols() / 2}, pre.dtype);
+  ops::run(ex, ops::SwigluForward{.gate = gate_of(pre),
+                                  .up = up_of(pre),
+                                  .y = r.shared_z,
+                                  .weights = r.shared_gate.tensor().reshape({pre.rows()})});
+}
+
+Scratch Experts::output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& s) {
+  const Rows rows = batch.rows();
+  const Layout partial = used(rows).with(down_.contraction, mesh::kPartial);
+  const bool moves = partial != home(rows), in_place = !moves && !fusion.dropout;
+  const Tensor z = s.z;
+  Scratch sorted = ex.take("experts.y", {z.rows(), width_}, z.dtype);
+  {
+    const params::WeightCache::Held weights = store_.weights().hold(ex, experts_down_);
+    ops::run(ex, ops::GroupedGemm{.a = z, .b = weights, .c = sorted, .rows = rows_});
+  }
+  Scratch y = ex.take("mlp.y", {z.rows() / chosen_, width_}, ranks_.sum_type(down_.contraction, z.dtype));
+  ops::run(ex, ops::CombineRows{
+                   .rows = sorted, .place = s.routed.place, .y = y, .residual = in_place ? fusion.residual : Tensor()});
+  sorted.reset();
+  if (shared_) shared_->down.multiply(ex, s.routed.shared_z, y, {.residual = y});
+  if (moves) y = ranks_.start_move(ex, partial, home(rows), std::move(y)).finish(ex);
+  y = cast_to(ex, std::move(y), z.dtype);
+  if (fusion.dropout)
+    ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
+  else if (moves && fusion.residual)
+    ops::run(ex, ops::Add{.x = y, .other = fusion.residual, .y = y});
+  return y;
+}
+
+Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, GradSink& grads) {
+  Routed& r = s.routed;
+  if (Scratch moved = ranks_.start_move(ex, home(batch.rows()), used(batch.rows()), dy).finish(ex))
+    dy = std::move(moved);
+  const int64_t n = dy.x.rows(), pairs = n * chosen_;
+  const DType type = dy.x.dtype, wide = accumulator_of(type);
+  count_rows(ex, batch, r);
+  if (!s.z) activate(ex, s);
+  Scratch sorted = ex.take("experts.dy", {pairs, width_}, type);
+  ops::run(ex, ops::GatherRows{.x = dy, .index = r.order, .y = sorted, .per_row = chosen_});
+  Scratch dz = ex.take("experts.dz", s.z.tensor().shape, type);
+  {
+    const params::WeightCache::Held weights = store_.weights().hold(ex, experts_down_);
+    ops::run(ex, ops::GroupedGemm{.a = sorted, .b = weights, .c = dz, .rows = rows_, .trans_b = true});
+  }
+  const params::GradSlot dw = grads.slot(ex, experts_down_);
+  ops::run(ex, ops::GroupedWeightGradient{
+                   .x = s.z, .dy = sorted, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
+  grads.complete(ex, experts_down_);
+  sorted.reset();
+  s.z.reset();
+  r.dweights = ex.take("experts.dweights", {n * (chosen_ + (shared_ ? 1 : 0))}, wide);
+  {
+    const Tensor pre = s.pre;
+    const Scratch weights = sorted_weights(ex, r), dweights = ex.take("experts.dweights", {pairs, 1}, wide);
+    ops::run(ex, ops::SwigluBackward{.dy = dz,
+                                     .gate = gate_of(pre),
+                                     .up = up_of(pre),
+                                     .dgate = gate_of(pre),
+                                     .dup = up_of(pre),
+                                     .weights = weights.tensor().reshape({pairs}),
+                                     .dweights = dweights.tensor().reshape({pairs})});
+    ops::run(ex, ops::GatherRows{.x = dweights, .index = r.place, .y = column(r.dweights.tensor().range(0, pairs))});
+  }
+  dz.reset();
+  if (shared_) {
+    if (!r.shared_z) activate_shared(ex, r);
+    shared_->down.add_weight_gradient(ex, r.shared_z, dy, grads);
+    dz = ex.take("shared.dz", r.shared_z.tensor().shape, type);
+    r.shared_z.reset();
+    shared_->down.multiply(ex, dy, dz, {}, /*transposed=*/true);
+    const Tensor pre = r.shared_pre;
+    ops::run(ex, ops::SwigluBackward{.dy = dz,
+                                     .gate = gate_of(pre),
+                                     .up = up_of(pre),
+                                     .dgate = gate_of(pre),
+                                     .dup = up_of(pre),
+                                     .weights = r.shared_gate.tensor().reshape({n}),
+                                     .dweights = r.dweights.tensor().range(pairs, n)});
+  }
+  return std::move(s.pre);
+}
+
+Scratch Experts::input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, Saved& s,
+                                GradSink& grads) {
+  const Rows rows = batch.rows();
+  Routed& r = s.routed;
+  const Layout partial = used(rows).with(up_.cols, mesh::kPartial);
+  const Scratch moved = ranks_.start_move(ex, home(rows), used(rows), x).finish(ex);
+  const Tensor own = moved ? moved.tensor() : x;
+  const int64_t n = own.rows(), pairs = n * chosen_;
+  // Both overlap with the GEMMs.
+  comm::Ticket weights_summed = start_sum(ex, up_.cols, r.dweights);
+  comm::Ticket counted = start_counting(ex, batch, n, r);
+  Scratch sorted = ex.take("experts.x", {pairs, width_}, own.dtype);
+  ops::run(ex, ops::GatherRows{.x = own, .index = r.order, .y = sorted, .per_row = chosen_});
+  const params::GradSlot dw = grads.slot(ex, experts_up_);
+  ops::run(ex, ops::GroupedWeightGradient{
+                   .x = sorted, .dy = d, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
+  grads.complete(ex, experts_up_);
+  {
+    const params::WeightCache::Held weights = store_.weights().hold(ex, experts_up_);
+    ops::run(ex, ops::GroupedGemm{.a = d, .b = weights, .c = sorted, .rows = rows_, .trans_b = true});
+  }
+  Scratch dx = ex.take("mlp.dx", {n, width_}, ranks_.sum_type(up_.cols, own.dtype));
+  ops::run(ex, ops::CombineRows{.rows = sorted, .place = r.place, .y = dx});
+  sorted.reset();
+  const auto add_linear = [&](const Weights& linear, const Tensor& dy, bool adds) {
+    linear.add_weight_gradient(ex, own, dy, grads);
+    if (adds) linear.multiply(ex, dy, dx, {.residual = dx}, /*transposed=*/true);
+  };
+  if (shared_) add_linear(shared_->up, r.shared_pre, true);
+  if (weights_summed.is_open()) weights_summed.join(ex);
+  if (counted.is_open()) counted.join(ex);
+  if (shared_) {
+    const Scratch dgate = ex.take("shared.dgate", {n, 1}, own.dtype);
+    ops::run(ex,
+             ops::SigmoidBackward{.dy = column(r.dweights.tensor().range(pairs, n)), .y = r.shared_gate, .dx = dgate});
+    add_linear(shared_->gate, dgate, adds_router_);
+  }
+  add_linear(*router_, route_backward(ex, batch, r), adds_router_);
+  r = {};
+  if (partial != home(rows)) dx = ranks_.start_move(ex, partial, home(rows), std::move(dx)).finish(ex);
+  return cast_to(ex, std::move(dx), own.dtype);
+}
+
+comm::Ticket Experts::start_sum(Exec& ex, AxisSet axes, const Tensor& x) const {
+  if (ranks_.size(axes) == 1) return {};
+  comm::Ticket ticket = ranks_.along(axes).all_reduce(ex, x);
+  if (!ranks_.overlap()) ticket.join(ex);
+  return ticket;
+}
+
+comm::Ticket Experts::start_counting(Exec& ex, const Batch& batch, int64_t own_rows, const Routed& r) const {
+  if (batch.routing == nullptr) return {};
+  const AxisSet parts_of_sequences = own_rows % batch.seq_len == 0 ? 0 : up_.rows;
+  const Tensor counts = r.counts;
+  return start_sum(ex, counts_by_sequence(batch) ? parts_of_sequences : up_.rows | replicas_,
+                   counts.reshape({counts.count()}));
+}
+
+Scratch Experts::route_backward(Exec& ex, const Batch& batch, const Routed& r) const {
+  const Tensor logits = r.logits;
+  const int64_t n = logits.rows(), pairs = n * chosen_;
+  const bool by_sequence = counts_by_sequence(batch);
+  Scratch dlogits = ex.take("router.dlogits", logits.shape, store_.compute_dtype());
+  const Scratch terms = ex.take("router.terms", {n, 3}, logits.dtype);
+  ops::run(ex,
+           ops::RouteBackward{.dweights = r.dweights.tensor().range(0, pairs).reshape({n, chosen_}),
+                              .logits = logits,
+                              .lse = r.lse,
+                              .choices = r.choices,
+                              .weights = r.weights,
+                              .counts = r.counts,
+                              .dl = dlogits,
+                              .terms = terms,
+                              .balance = batch.routing != nullptr ? batch.routing->balance : 0,
+                              .z = batch.routing != nullptr ? batch.routing->z_loss : 0,
+                              .first_row = ranks_.tile({.rows = up_.rows}, batch.rows(), width_).first_row,
+                              .rows_per_count = by_sequence ? batch.seq_len : 0,
+                              .counted_rows = by_sequence ? batch.seq_len : batch.rows().count * ranks_.size(replicas_),
+                              .normalize = normalize_});
+  if (batch.routing != nullptr && reports_) {
+    const Routing::Sums sums = batch.routing->sums(index_);
+    ops::run(ex, ops::ColumnSum{terms, sums.tensor, sums.accumulate});
+  }
+  return dlogits;
+}
+
+void Experts::forget(Saved& s, config::Recompute recompute) const {
+  s.z.reset();
+  s.routed.shared_z.reset();
+  if (recompute != config::Recompute::full) return;
+  s.pre.reset();
+  Scratch choices = std::move(s.routed.choices);
+  s.routed = {};
+  s.routed.choices = std::move(choices);
+}
+
+}  // namespace trainer::parallel

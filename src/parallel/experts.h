@@ -1,0 +1,79 @@
+#pragma once
+// Experts: the MLP of a layer with experts (mixture of experts). A router chooses k of E experts for each token:
+//   l = x·R;  p = softmax(l);  c: the k largest of l;  w_j = p[c_j], with norm_topk divided by Σ_i p[c_i]
+//   y = Σ_j (w_j · silu(x·G[c_j]) ∘ (x·U[c_j])) · D[c_j]  +  σ(x·v) · (silu(x·G') ∘ (x·U')) · D'
+// The last term is the shared expert, if there is one. Weights are applied before D, so that y is a plain sum of rows,
+// and the gradient of a weight is ⟨the gradient of w·a, a⟩.
+//
+// The n·k pairs (row, choice) are sorted by expert; each linear of all experts is one grouped GEMM. Tokens are never
+// dropped, and no memory depends on the choices.
+//
+// The experts' linears and those of the shared expert are sharded as `up` and `down`, with all of a row of x and y:
+// only y and dx are partial sums, over the ranks that have different columns of `up`. Router and v are sharded as `up`
+// without its columns, so the ranks of these compute the same choices; one of them adds their part of dx.
+//
+// Rows of the loss: the balance loss of a layer is E·Σ f·P, with P the mean of p over rows, and f the share of an
+// expert among the choices, a constant of the gradient, of the micro-step's rows on all replicas or of a sequence.
+#include "parallel/mlp.h"
+#include "parallel/routing.h"
+#include "parallel/weights.h"
+
+namespace trainer::parallel {
+
+class Experts final : public Mlp {
+ public:
+  Experts(const Ranks& ranks, ParamStore& store, const LayerSpec& spec, const sharding::ModelSharding& sharding);
+
+  void forward(Exec& ex, const Batch& batch, Operand x, Saved& saved) override;
+  Scratch output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& saved) override;
+  Scratch backward(Exec& ex, const Batch& batch, Operand dy, Saved& saved, GradSink& grads) override;
+  Scratch input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, Saved& saved,
+                         GradSink& grads) override;
+  /// Does nothing: backward() and input_gradient() compute the gradients of weights, with batch.late, too.
+  void weight_gradients(Exec&, const Batch&, const Tensor&, const Tensor&, const Tensor&, const Saved&,
+                        GradSink&) override {}
+  void forget(Saved& saved, config::Recompute recompute) const override;
+
+ private:
+  struct Shared {
+    Weights up, down, gate;
+  };
+  /// The layouts of x [N, H] in the residual stream and in the linears.
+  mesh::Layout home(Rows rows) const { return ranks_.layout(stream_, rows, width_); }
+  mesh::Layout used(Rows rows) const { return ranks_.layout({.rows = up_.rows}, rows, width_); }
+  /// Sets what backward() and input_gradient() need to know of the router; chooses again only if the saved choices are
+  /// missing, so that recomputation cannot route differently.
+  void route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r);
+  /// Sets rows_ from the counts. Waits for the device.
+  void count_rows(Exec& ex, const Batch& batch, const Routed& r);
+  /// Returns the experts' weights in the order of their rows, [n·k, 1].
+  Scratch sorted_weights(Exec& ex, const Routed& r) const;
+  void activate(Exec& ex, Saved& saved) const;
+  void activate_shared(Exec& ex, Routed& r) const;
+  /// Starts to sum x over ranks; returns a closed ticket if there is one rank.
+  comm::Ticket start_sum(Exec& ex, AxisSet axes, const Tensor& x) const;
+  /// Starts to sum the counts over the ranks whose rows f of the balance loss is over.
+  comm::Ticket start_counting(Exec& ex, const Batch& batch, int64_t own_rows, const Routed& r) const;
+  /// Computes dlogits and adds this rank's terms to Batch::routing.
+  Scratch route_backward(Exec& ex, const Batch& batch, const Routed& r) const;
+  bool counts_by_sequence(const Batch& batch) const { return batch.routing != nullptr && batch.routing->per_sequence; }
+
+  const Ranks ranks_;
+  ParamStore& store_;
+  const Spread stream_;
+  const sharding::LinearSharding up_, down_;
+  const int64_t width_, experts_, chosen_;  // H, E, k
+  const bool normalize_;
+  const int64_t index_;     // of the layer among those with experts
+  const AxisSet replicas_;  // along which ranks have different sequences
+  const bool reports_;      // this rank counts its rows, among those that hold the same ones
+  const bool adds_router_;  // this rank adds the router's part of dx
+  std::optional<Weights> router_;
+  params::SlotId experts_up_ = -1, experts_down_ = -1;  // [E·H, 2F] gate ‖ up and [E·F, H]; F: this rank's
+  std::optional<Shared> shared_;
+  // Of the pass that runs:
+  HostCopy counts_;
+  std::vector<int64_t> rows_;  // by expert: rows of the grouped GEMMs
+};
+
+}  // namespace trainer::parallel
