@@ -36,11 +36,21 @@ struct OffloadReport {
   std::string host_memory;
 };
 
+/// The choices of the routers in a step: see train::ExpertStatistics.
+struct ExpertsReport {
+  double load_max = kUnknown;
+  int64_t load_layer = 0, idle = 0;
+  double entropy = kUnknown;
+};
+
 struct StepReport {
   int64_t step = 0;          // 1-based
   int64_t tokens = 0;        // seen so far by the whole run, including this step
   double loss = kUnknown;    // mean over the step's tokens, before the step's update
   double z_loss = kUnknown;  // mean of the z-loss over the same tokens; only with train.z_loss
+  // Means over rows and layers with experts, without coefficients; NaN in dense models.
+  double balance_loss = kUnknown, router_z_loss = kUnknown;
+  std::optional<ExpertsReport> experts = {};  // in steps whose progress is logged
   double lr = kUnknown, grad_norm = kUnknown;
   bool skipped = false;    // no update: the loss or a gradient was not finite, or was a spike
   std::string bad_tensor;  // in a skipped step: the first tensor that was not finite
@@ -161,12 +171,17 @@ struct StartReport {
   std::string config_toml;  // the effective configuration
 };
 
+/// Returns "32 per layer, 4 per token; 43.3 M of 191.8 M parameters active"; empty for a dense model.
+std::string experts_text(const StartReport& start);
+
 struct EndReport {
   int64_t step = 0, tokens = 0;
   std::string outcome;       // "finished", "stopped by SIGTERM", "stopped at the time limit"
   double wall_s = kUnknown;  // time since this process's machine, model and weights were ready
   Estimate predicted, measured;
   setup::PeakReport peak;  // the best peak that this process found
+  // By layer with experts: how often each expert was chosen in the last step whose progress was logged.
+  std::vector<std::vector<int64_t>> choices = {};
 };
 
 /// A generated text.

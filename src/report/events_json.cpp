@@ -2,6 +2,7 @@
 
 #include <ctime>
 
+#include "base/units.h"
 #include "config/toml_reader.h"
 
 namespace trainer::report {
@@ -20,6 +21,16 @@ std::string utc_now() {
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
   return text;
+}
+
+std::string experts_text(const StartReport& start) {
+  const config::Model& m = start.model;
+  if (m.n_expert == 0) return "";
+  const int64_t of_expert = 3 * m.d_model * m.d_expert;  // gate, up and down
+  const int64_t idle = moe_layers(m) * (m.n_expert - m.experts_per_token) * of_expert;
+  return format("{} per layer, {} per token{}; {} of {} parameters active", m.n_expert, m.experts_per_token,
+                m.d_shared > 0 ? " and a shared one" : "", format_count(start.parameters - idle),
+                format_count(start.parameters));
 }
 
 std::string to_text(const Json& value) {

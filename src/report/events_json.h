@@ -193,6 +193,9 @@ void fields(V& v, In<V, StartReport>& s) {
   v("model", [&](V& m) {
     m("arch", s.arch, "n_layer", s.model.n_layer, "n_head", s.model.n_head, "n_kv_head", s.model.n_kv_head);
     m("d_model", s.model.d_model, "d_ff", s.model.d_ff, "seq_len", s.model.seq_len, "vocab_size", s.vocab_size);
+    if (V::kReads || s.model.n_expert > 0)
+      m("n_expert", s.model.n_expert, "experts_per_token", s.model.experts_per_token, "d_expert", s.model.d_expert,
+        "d_shared", s.model.d_shared, "moe_every", s.model.moe_every);
   });
   v("compute", s.compute, "parameters", s.parameters, "total_steps", s.total_steps, "global_batch", s.global_batch);
   v("micro_batch", s.micro_batch, "accumulation", s.accumulation, "data_replicas", s.data_replicas);
@@ -207,6 +210,11 @@ void fields(V& v, In<V, StartReport>& s) {
 }
 
 template <typename V>
+void fields(V& v, In<V, ExpertsReport>& e) {
+  v("load_max", e.load_max, "load_layer", e.load_layer, "idle", e.idle, "entropy", e.entropy);
+}
+
+template <typename V>
 void fields(V& v, In<V, StepReport>& s) {
   v("event", "step", "step", s.step, "tokens", s.tokens, "loss", s.loss, "lr", s.lr, "grad_norm", s.grad_norm);
   v("skipped", s.skipped, "step_ms", s.step_ms, "tokens_per_s", s.tokens_per_s);
@@ -216,6 +224,8 @@ void fields(V& v, In<V, StepReport>& s) {
   if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   if (V::kReads || s.skipped) v("bad_tensor", s.bad_tensor);
   if (V::kReads || !std::isnan(s.z_loss)) v("z_loss", s.z_loss);
+  if (V::kReads || !std::isnan(s.balance_loss))
+    v("balance_loss", s.balance_loss, "router_z_loss", s.router_z_loss, "experts", s.experts);
   if (V::kReads || s.optimizer_flops > 0) v("optimizer_flops", s.optimizer_flops);
   if (V::kReads || !std::isnan(s.bubble)) v("bubble", s.bubble);
   v("offload", s.offload, "gpu", s.gpu);
@@ -266,6 +276,7 @@ void fields(V& v, In<V, EndReport>& e) {
   v("event", "end", "step", e.step, "tokens", e.tokens, "outcome", e.outcome, "wall_s", e.wall_s);
   v("predicted", e.predicted, "measured", e.measured, "ratio", ratios(e.measured, e.predicted));
   v("peak", e.peak);
+  if (V::kReads || !e.choices.empty()) v("choices", e.choices);
 }
 
 }  // namespace trainer::report

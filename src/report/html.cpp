@@ -158,8 +158,9 @@ Rows model_rows(const StartReport& start) {
   const bool grouped = start.model.n_kv_head != start.model.n_head && start.model.n_kv_head > 0;
   return {{"family", start.arch},
           {"parameters", format("{} ({})", start.parameters, count_text(start.parameters))},
-          {"layers × width",
-           format("{} × {} (feed-forward {})", start.model.n_layer, start.model.d_model, start.model.d_ff)},
+          {"layers × width", format("{} × {}{}", start.model.n_layer, start.model.d_model,
+                                    start.model.d_ff > 0 ? format(" (feed-forward {})", start.model.d_ff) : "")},
+          {"experts", experts_text(start)},
           {"heads", format("{}{}", start.model.n_head,
                            grouped ? format(" ({} for keys and values)", start.model.n_kv_head) : "")},
           {"sequence", format("{} tokens", start.model.seq_len)},
@@ -290,6 +291,7 @@ std::string report_html(const Summary& summary, const History& history, const st
   html += page::section(prediction(summary));
   html += page::section(communication(summary, history));
   html += page::section(ranks(history));
+  html += page::section(experts(history));
   html += page::section(optimizer_offload(history));
   html += page::section(memory_bars(summary));
   html += page::side_by_side(

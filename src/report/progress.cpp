@@ -129,6 +129,7 @@ std::string Progress::plain_line(const StepReport& report) const {
   };
   add(rate_text(report.lr));
   if (std::isfinite(report.grad_norm)) add("norm " + format_number(report.grad_norm, 3));
+  if (report.experts) add(format("load {:.2f}", report.experts->load_max));
   if (report.skipped) add("skipped");
   add(format_count(report.tokens_per_s) + " tokens/s");
   if (std::isfinite(report.step_ms)) add(format("{:.{}f} ms", report.step_ms, report.step_ms < 100 ? 1 : 0));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "base/units.h"
 #include "report/page.h"
@@ -190,6 +191,49 @@ std::string ranks(const History& history) {
     grid.rows.push_back({.name = format("rank {}", rank), .cells = {format("{}", count)}});
   return "<h2>Ranks</h2>" + svg::heat_map(map) +
          (often.empty() ? "" : format("<p>Often more than {} x the median:</p>", kSlow) + page::table(grid));
+}
+
+std::string experts(const History& history) {
+  svg::LineChart load{.id = "load", .title = "Largest load of an expert, relative to the mean", .x_name = "step"};
+  svg::LineChart idle{.id = "idle", .title = "Experts without rows, of all layers", .x_name = "step"};
+  svg::LineChart entropy{.id = "entropy", .title = "Entropy of the routers, nats", .x_name = "step"};
+  svg::LineChart* const charts[] = {&load, &idle, &entropy};
+  for (svg::LineChart* chart : charts) {
+    chart->width = 480;
+    chart->height = 260;
+    chart->from_zero = true;
+    chart->series.push_back({"", {}});
+  }
+  for (const StepReport& step : history.steps) {
+    if (!step.experts) continue;
+    const auto at = static_cast<double>(step.step);
+    load.series[0].points.push_back({at, step.experts->load_max});
+    idle.series[0].points.push_back({at, static_cast<double>(step.experts->idle)});
+    entropy.series[0].points.push_back({at, step.experts->entropy});
+  }
+  if (load.series[0].points.empty()) return "";
+  std::string map_of_choices;
+  if (!history.ends.empty() && !history.ends.back().choices.empty()) {
+    const std::vector<std::vector<int64_t>>& choices = history.ends.back().choices;
+    svg::HeatMap map{
+        .id = "choices", .title = "Load of each expert, relative to the mean of its layer", .x_name = "expert"};
+    map.to = static_cast<double>(choices.front().size());
+    map.most = 2;
+    map.description = format("{} by {} experts", counted(std::ssize(choices), "layer"), choices.front().size());
+    const int64_t every = history.start ? history.start->model.moe_every : 1;
+    for (size_t l = 0; l < choices.size(); ++l) {
+      const std::string name = format("layer {}", static_cast<int64_t>(l + 1) * every - 1);
+      svg::HeatMap::Row& row = map.rows.emplace_back(svg::HeatMap::Row{name, {}});
+      const double mean =
+          std::reduce(choices[l].begin(), choices[l].end(), 0.0) / static_cast<double>(choices[l].size());
+      for (size_t e = 0; e < choices[l].size(); ++e) {
+        const double share = mean > 0 ? static_cast<double>(choices[l][e]) / mean : 0;
+        row.cells.push_back({share, format("{}, expert {}: {:.2f} x the mean", name, e, share)});
+      }
+    }
+    map_of_choices = svg::heat_map(map);
+  }
+  return "<h2>Experts</h2>" + svg::line_chart(load) + svg::line_chart(idle) + svg::line_chart(entropy) + map_of_choices;
 }
 
 std::string time_line(const History& history) {

@@ -20,6 +20,10 @@ std::string optimizer_offload(const History& history);
 /// Returns the ranks' own times by window, and the ranks that are often slow; empty for one rank.
 std::string ranks(const History& history);
 
+/// Returns loads, idle experts and entropy of the routers by step, and how often each expert was chosen in the last
+/// logged step of a process that ended normally; empty for a dense model.
+std::string experts(const History& history);
+
 /// Returns a timeline of evaluations, checkpoints, warnings, and the start and end of processes, by step.
 std::string time_line(const History& history);
 

@@ -51,6 +51,11 @@ void TensorBoardLog::write(const StepReport& step) {
   if (step.gpu) groups["gpu"] = to_json(*step.gpu);
   Scalars scalars = {{"loss/train", step.loss}};
   if (!std::isnan(step.z_loss)) scalars.emplace_back("loss/z", step.z_loss);
+  if (!std::isnan(step.balance_loss)) {
+    scalars.emplace_back("loss/balance", step.balance_loss);
+    scalars.emplace_back("loss/router_z", step.router_z_loss);
+  }
+  if (step.experts) groups["experts"] = to_json(*step.experts);
   flatten(groups, "", '/', [&](const std::string& tag, const Json& value) {
     if (const auto number = value.get<double>(); !std::isnan(number)) scalars.emplace_back(tag, number);
   });

@@ -117,7 +117,8 @@ void Reporter::show_progress(int64_t step) {
 }
 
 void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
-                    const checkpoint::TrainState& state, train::Trainer& trainer) {
+                    const checkpoint::TrainState& state, train::Trainer& trainer,
+                    std::optional<train::ExpertStatistics> experts) {
   if (!first_) return;
   // By the second step all ranks that are threads of this process have updated once, and none has ended.
   if (steps_ < 2 || steps_ % 100 == 0) memory_.sample();
@@ -130,6 +131,14 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.tokens = state.tokens_seen;
   r.loss = outcome.loss;
   if (config_.train.z_loss > 0) r.z_loss = outcome.z_loss;
+  if (config_.model.n_expert > 0) {
+    r.balance_loss = outcome.balance_loss;
+    r.router_z_loss = outcome.router_z_loss;
+  }
+  if (experts) {
+    r.experts = {experts->load_max, experts->load_layer, experts->idle, experts->entropy};
+    choices_ = std::move(experts->counts);
+  }
   r.lr = work.lr;
   r.grad_norm = outcome.norm.norm;
   r.skipped = outcome.skipped;
@@ -305,6 +314,7 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
                   .comm_bytes = comm_bytes_,
                   .bubble = bubble_seconds_ / step_seconds_};
   end.peak = peak_.report();
+  end.choices = choices_;
   judge_prediction(end);
   metrics_->write(to_json(end));
   report::History history = report::read_history(metrics_file(config_));

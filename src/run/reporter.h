@@ -39,7 +39,8 @@ class Reporter {
   /// Reports the step `work`, which took `seconds` and resulted in `state`. The meter of `trainer` must have counted
   /// only this step.
   void step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
-            const checkpoint::TrainState& state, train::Trainer& trainer);
+            const checkpoint::TrainState& state, train::Trainer& trainer,
+            std::optional<train::ExpertStatistics> experts = {});
   void evaluation(const report::EvalReport& eval);
   void ranks(const report::RanksReport& ranks);
   /// Shows an activity between steps, such as an evaluation, in the progress line.
@@ -89,6 +90,7 @@ class Reporter {
   double step_seconds_ = 0, wait_seconds_ = 0, bubble_seconds_ = 0;
   int64_t steps_ = 0;
   bool bytes_differ_ = false;
+  std::vector<std::vector<int64_t>> choices_;  // as in EndReport
 };
 
 }  // namespace trainer::run

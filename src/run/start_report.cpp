@@ -68,6 +68,7 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
   log::info("{}: {} parameters, vocabulary {}, {} ({}), matmul with {}", start.name,
             format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute, compute_reason,
             environment.product_path);
+  if (const std::string experts = experts_text(start); !experts.empty()) log::info("experts: {}", experts);
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
             start.global_batch * start.model.seq_len);

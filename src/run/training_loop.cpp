@@ -220,7 +220,10 @@ bool TrainingLoop::step() {
   state_.skipped_in_row = outcome.skipped ? state_.skipped_in_row + 1 : 0;
   last_was_spike_ = outcome.spike.has_value();
   loss_of_last_ = kUnknown;
-  reporter_.step(work, outcome, seconds, state_, trainer_);
+  std::optional<train::ExpertStatistics> experts;
+  const bool logged = is_due(config_.log.interval) || is_finished() || !std::exchange(has_stepped_, true);
+  if (config_.model.n_expert > 0 && logged) experts = trainer_.expert_statistics();
+  reporter_.step(work, outcome, seconds, state_, trainer_, std::move(experts));
   slow_ranks_.add(seconds * 1e3, outcome.phase_ms.data, trainer_.meter());
   tracer_.after_step(work.step);
   if (outcome.skipped) warn_of_skip(outcome);

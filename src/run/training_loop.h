@@ -135,6 +135,7 @@ class TrainingLoop {
   SlowRanks slow_ranks_;
   std::optional<train::Replay> replay_;  // empty: off
   bool has_replayed_ = false;            // in this process
+  bool has_stepped_ = false;             // in this process
   const train::BatchSource batches_;
   std::optional<train::Generator> generator_;
   std::string mixture_table_;  // table of the sources for the whole run, logged at the start

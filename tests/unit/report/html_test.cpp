@@ -65,6 +65,19 @@ TEST_F(Report, ShowsTheTimesOfTheRanks) {
   EXPECT_EQ(page(history).find("<tr><th scope=\"row\">rank 71</th>"), std::string::npos);
 }
 
+TEST_F(Report, ShowsTheLoadsOfExperts) {
+  History history = full_history();
+  EXPECT_EQ(page(history).find("Experts"), std::string::npos);
+  history.start->model.n_expert = 4;
+  history.start->model.experts_per_token = 2;
+  history.start->model.d_expert = 16;
+  history.start->model.moe_every = 2;
+  for (StepReport& step : history.steps) step.experts = ExpertsReport{1.5, 1, 2, 1.25};
+  history.ends.back().choices = {{10, 30, 40, 0}};
+  expect_texts(page(history), "<h2>Experts</h2>", "Largest load of an expert", "Entropy of the routers",
+               "layer 1, expert 2: 2.00 x the mean", "4 per layer, 2 per token");
+}
+
 TEST_F(Report, ShowsQuantilesOfManyRanks) {
   History history = full_history();
   if (!history.start) history.start.emplace();

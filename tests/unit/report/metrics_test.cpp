@@ -37,7 +37,14 @@ TEST(Events, AreWrittenAsTheyWereRead) {
             std::string(R"("predicted_ms":2.25,"parameters_per_s":null,"overlapped":0.875,"memory_share":0.5}})"),
         kOffload + std::string(R"("emulated":{"update_ms":40.0,"predicted_ms":2.25}}})")})
     EXPECT_EQ(again<StepReport>(kStep + more), kStep + more);
+  const std::string experts =
+      kStep + std::string(R"(,"balance_loss":1.25,"router_z_loss":4.5,"experts":{"load_max":1.5,"load_layer":3,)"
+                          R"("idle":2,"entropy":1.0}})");
+  EXPECT_EQ(again<StepReport>(experts), experts);
   EXPECT_EQ(again<EndReport>(kEnd), kEnd);
+  const std::string choices =
+      std::string(kEnd).substr(0, std::string(kEnd).size() - 1) + R"(,"choices":[[5,3],[8,0]]})";
+  EXPECT_EQ(again<EndReport>(choices), choices);
   for (const char* bits : {"1.1", "null"}) {
     const std::string eval = format(
         R"({{"event":"eval","step":50,"loss":1.5,"perplexity":4.5,"bits_per_byte":{},"tokens":4096,"data":"1f"}})",

@@ -140,6 +140,16 @@ TEST(Progress, WritesPlainLinesAtTheFirstTheLastAndEveryIntervalStep) {
             first + "step 10/25" + fields + "  30 s left\nstep 20/25" + fields + "  10 s left\n" + last);
 }
 
+TEST(Progress, ReportsTheLoadOfExperts) {
+  FakeTerminal screen;
+  screen.is_tty = false;
+  Progress progress(ProgressMode::automatic, 0, 5, 1, screen.terminal());
+  StepReport report = report_of(1);
+  report.experts = ExpertsReport{.load_max = 1.337};
+  progress.step(report);
+  EXPECT_NE(screen.text.find("norm 0.812  load 1.34  12.3k"), std::string::npos) << screen.text;
+}
+
 TEST(Progress, ReportsALossThatIsNotFiniteAndOmitsWhatIsUnknown) {
   FakeTerminal screen;
   screen.is_tty = false;
