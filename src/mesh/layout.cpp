@@ -124,9 +124,9 @@ std::vector<Run> Layout::runs(int rank, const BoxPosition& place, int64_t slice)
     first = std::clamp((piece.begin - place.offset - length) / step, first, last);
     last = std::clamp((piece.begin + piece.count - place.offset) / step + 1, first, last);
   }
-  const bool apart = length < shape_[-1];  // if not, the runs merge into one
+  const bool apart = length < shape_[-1];  // if not, the runs merge into one unless other parts are between them
   if (length == 0) last = first;
-  if (apart) runs.reserve(static_cast<size_t>(last - first));
+  if (apart || step != length || stride != 1) runs.reserve(static_cast<size_t>(last - first));
   for (int64_t line = first, count = 0; line < last; line += count) {  // the lines of a matrix
     const int64_t row = line % rows;
     count = std::min(last - line, rows - row);

@@ -54,7 +54,6 @@ SlotId ParamTable::add_slot(int group, std::vector<SlotPart> parts) {
   owner.elements =
       round_up(owner.elements + divide_up(slot.box.count(), int64_t{mesh_shape_.group_size(slot.flat)}), kSlotAlign);
   const int here = rank_of_first_replica();
-  int64_t first_col = 0;
   for (const SlotPart& part : parts) {
     const Shape box = part.layout.box();
     TRAINER_CHECK((box.dims() >= 2) == matrix && (!matrix || rows_of(box) == slot.box[0]),
@@ -62,14 +61,11 @@ SlotId ParamTable::add_slot(int group, std::vector<SlotPart> parts) {
                   to_string(box), to_string(slot.box));
     TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} must be sharded over the same flat axes as {}",
                   part.name, parts.front().name);
-    std::vector<mesh::Run> runs = part.layout.runs(rank_, {.offset = first_col, .pitch = cols});
-    for (mesh::Run& run : runs) run.local += slot.offset;
     slot.params.push_back(static_cast<int>(params_.size()));
     owner.params.push_back(static_cast<int>(params_.size()));
     const bool primary = !part.copy && part.layout.is_owner(here);
-    params_.push_back({part.name, part.layout.shape(), part.init, group, primary, part.copy, part.hidden,
-                       part.whole_matrix, std::move(runs)});
-    first_col += box[-1];
+    params_.push_back(
+        {part.name, part.layout.shape(), part.init, group, primary, part.copy, part.hidden, part.whole_matrix, {}});
   }
   slot.parts = std::move(parts);
   slots_.push_back(std::move(slot));
@@ -77,15 +73,32 @@ SlotId ParamTable::add_slot(int group, std::vector<SlotPart> parts) {
   return owner.slots.back();
 }
 
+void ParamTable::close() {
+  closed_ = true;
+  for (const Slot& slot : slots_) {
+    int64_t first_col = 0;
+    for (size_t i = 0; i < slot.parts.size(); ++i) {
+      const mesh::Layout& layout = slot.parts[i].layout;
+      std::vector<mesh::Run>& runs = params_[static_cast<size_t>(slot.params[i])].runs;
+      runs = layout.runs(rank_, {.offset = first_col, .pitch = slot.box[-1]});
+      for (mesh::Run& run : runs) run.local += slot.offset;
+      first_col += layout.box()[-1];
+    }
+  }
+}
+
 comm::Chunk ParamTable::piece_of(const Slot& slot) const {
   return comm::chunk_of(slot.box.count(), mesh_shape_.group_size(slot.flat), mesh_shape_.index(rank_, slot.flat));
 }
 
 int ParamTable::rank_of_first_replica() const {
-  mesh::AxisSet apart = 0;
-  for (const char* name : {"data", "stage"})
-    if (mesh_shape_.has(name)) apart |= mesh_shape_.set(name);
-  return mesh_shape_.members(rank_, apart).front();
+  int rank = rank_, stride = mesh_shape_.world_size();
+  for (int axis = 0; axis < mesh_shape_.axes(); ++axis) {
+    stride /= mesh_shape_.size(axis);
+    const std::string& name = mesh_shape_.name(axis);
+    if (name == "data" || name == "stage") rank -= mesh_shape_.coordinate(rank_, axis) * stride;
+  }
+  return rank;
 }
 
 std::vector<Region> ParamTable::columns_of(const Slot& slot, int64_t first, int64_t width) const {

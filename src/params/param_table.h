@@ -29,7 +29,7 @@ struct Param {
   bool copy = false;         // the parameter is on another pipeline stage; a copy is not primary
   bool hidden = false;       // the weight of a block's linear
   bool whole_matrix = true;  // if hidden, a rule that needs whole matrices may take it
-  std::vector<mesh::Run> runs;  // global offset ↔ offset in the group's flat buffer
+  std::vector<mesh::Run> runs;  // global offset ↔ offset in the group's flat buffer; empty before the table is closed
   int64_t count() const { return shape.count(); }
 };
 
@@ -79,6 +79,8 @@ class ParamTable {
   /// Flat placements, which must be the same for all parts, shard that whole matrix. Weight decay applies to matrices
   /// only.
   SlotId add_slot(int group, std::vector<SlotPart> parts);
+  /// Closes the table, after which adding to it is an error, and lists the runs of its parameters.
+  void close();
   /// Returns the layout in which every rank holds all elements.
   mesh::Layout replicated(Shape shape) const { return {mesh_shape_, shape}; }
 
@@ -120,10 +122,6 @@ class ParamTable {
 
   const mesh::MeshShape& mesh_shape() const { return mesh_shape_; }
   int rank() const { return rank_; }
-
- protected:
-  /// Closes the table, after which adding to it is an error.
-  void close() { closed_ = true; }
 
  private:
   struct Slot {

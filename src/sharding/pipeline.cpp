@@ -134,15 +134,17 @@ std::string title_of(const Action& action, const Stages& p) {
   return format("{} {}{}", passes_of(action), action.micro, p.chunks == 1 ? "" : format(".{}", action.chunk));
 }
 
-ActionLists lists_of(const Stages& p, int64_t micro_batches) {
+std::vector<Action> list_of(const Stages& p, int64_t micro_batches, int64_t stage) {
   TRAINER_CHECK(p.chunks == 1 || (p.count > 1 && micro_batches % p.count == 0 &&
                                   p.schedule == PipelineSchedule::one_forward_one_backward),
                 "{} with {} micro-batches", text_of(p), micro_batches);
+  const auto generate = p.schedule == PipelineSchedule::zb_h1 ? zb_h1 : one_forward_one_backward;
+  return merged(generate(p, micro_batches, stage), p);
+}
+
+ActionLists lists_of(const Stages& p, int64_t micro_batches) {
   ActionLists lists;
-  for (int64_t stage = 0; stage < p.count; ++stage) {
-    const auto generate = p.schedule == PipelineSchedule::zb_h1 ? zb_h1 : one_forward_one_backward;
-    lists.push_back(merged(generate(p, micro_batches, stage), p));
-  }
+  for (int64_t stage = 0; stage < p.count; ++stage) lists.push_back(list_of(p, micro_batches, stage));
   return lists;
 }
 

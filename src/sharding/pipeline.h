@@ -32,6 +32,8 @@ std::string title_of(const Action& action, const Stages& stages);
 /// Returns the lists of a step. One stage runs forward and backward pass of each micro-batch together. With several
 /// chunks per stage, the micro-batches must be a multiple of the stages, and the schedule 1f1b.
 ActionLists lists_of(const Stages& stages, int64_t micro_batches);
+/// Returns the list of one stage.
+std::vector<Action> list_of(const Stages& stages, int64_t micro_batches, int64_t stage);
 
 /// Returns the lists of only the forward passes, of any number of micro-batches, in the order of lists_of().
 ActionLists forward_lists(const Stages& stages, int64_t micro_batches);

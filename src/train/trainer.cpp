@@ -77,9 +77,9 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   store_.weights().expect_micro_batches(accumulation());
   // If any layer is recomputed, the first one is.
   if (recompute_of(config.train, 0) != config::Recompute::none) store_.weights().save_memory_if_few();
-  const sharding::ActionLists lists = sharding::lists_of(sharding_.stages, accumulation());
-  if (has_stages()) sharding::check(lists, sharding_.stages, accumulation());
-  actions_ = lists[has_stages() ? static_cast<size_t>(mesh_.index("stage")) : 0];
+  actions_ = sharding::list_of(sharding_.stages, accumulation(), has_stages() ? mesh_.index("stage") : 0);
+  if (has_stages() && !device.dry())  // once per run: a plan makes many dry ones
+    sharding::check(sharding::lists_of(sharding_.stages, accumulation()), sharding_.stages, accumulation());
   frames_ = sharding::frames_of(actions_);
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter,
                                     .apart = sharding_.stage_axis()};

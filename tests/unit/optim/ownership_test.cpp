@@ -35,6 +35,7 @@ struct Slots {
       while (static_cast<int>(table.slot_groups().size()) <= group[s]) table.add_group("group");
       table.add_slot(group[s], parts[s]);
     }
+    table.close();
     return table;
   }
   std::vector<OwnedMatrix> matrices() const {
