@@ -97,6 +97,7 @@ void merge_part(Manifest& manifest, const Manifest& part) {
     for (StoredPart& piece : tensor.pieces) piece.shard += first_shard;
     const auto place = places.find(tensor.name);
     if (place == places.end()) {
+      places[tensor.name] = manifest.tensors.size();
       manifest.tensors.push_back(std::move(tensor));
       continue;
     }

@@ -139,7 +139,6 @@ constexpr Family kFamilies[] = {
      .hugging_face = {.model_type = "qwen3_moe",
                       .architecture = "Qwen3MoeForCausalLM",
                       .kv_heads = 4,
-                      .head_dim = 128,
                       .windows = WindowFields::never,
                       .experts = ExpertFields::qwen,
                       .has_attention_bias = true},

@@ -20,7 +20,7 @@ using nlohmann::json;
 
 /// Defaults of transformers' classes. save_pretrained writes them even if the vocabulary is smaller, so published
 /// models contain them; transformers warns and never generates them.
-constexpr std::array kDefaultsOfClasses{std::pair("gpt2", 50256), std::pair("olmo2", 50279),
+constexpr std::array kDefaultsOfClasses{std::pair("gpt2", 50256), std::pair("olmo2", 50279), std::pair("olmoe", 50279),
                                         std::pair("smollm3", 128000), std::pair("smollm3", 128001)};
 
 constexpr const char *kModel = "config.json", *kGeneration = "generation_config.json",
@@ -90,11 +90,12 @@ class TokenIds {
 };
 
 std::string class_of(const json& settings, const json& model_type) {
-  std::string name = model_type == "gpt2" ? "GPT2Tokenizer" : model_type == "qwen3" ? "Qwen2Tokenizer" : "";
+  const bool qwen = model_type == "qwen3" || model_type == "qwen2_moe" || model_type == "qwen3_moe";
+  std::string name = model_type == "gpt2" ? "GPT2Tokenizer" : qwen ? "Qwen2Tokenizer" : "";
   if (const json& given = member_of(settings, "tokenizer_class"); given.is_string()) name = given.get<std::string>();
   if (name.ends_with("Fast")) name.resize(name.size() - 4);
   if (model_type == "qwen2") name = "Qwen2Tokenizer";
-  if (model_type == "mistral" || model_type == "olmo2") name.clear();
+  if (model_type == "mistral" || model_type == "mixtral" || model_type == "olmo2") name.clear();
   return name;
 }
 

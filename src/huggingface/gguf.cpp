@@ -24,9 +24,10 @@ constexpr size_t kGgufChunk = size_t{1} << 18;  // elements converted at a time;
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported as GGUF: {}", key, value, reason));
 }
 
-/// A tensor of the file: one of Hugging Face's layout, in another order of elements.
+/// A tensor of the file: one of Hugging Face's layout, in another order of elements, or those of all experts of a
+/// layer, one after the other.
 struct Item {
-  const MappedTensor* source;
+  std::vector<const MappedTensor*> sources;
   GgufTensor tensor;
   bool transposed = false;
   int64_t heads = 0;  // > 0: heads whose rows are reordered from RoPE halves to adjacent pairs
@@ -37,12 +38,22 @@ std::vector<Item> items_of(const ExportSource& source, GgufType type) {
   std::vector<Item> items;
   bool wide = false;
   for (const MappedTensor& tensor : source.tensors) {
-    Item item{&tensor, {tensor.gguf, tensor.shape, GgufType::f32}, tensor.in_first};
+    if (tensor.slice > 0) {
+      const auto all = std::ranges::find_if(items.rbegin(), items.rend(),
+                                            [&](const Item& item) { return item.tensor.name == tensor.gguf; });
+      all->sources.push_back(&tensor);
+      continue;
+    }
+    Item item{{&tensor}, {tensor.gguf, tensor.shape, GgufType::f32}, tensor.in_first};
     const std::string& name = item.tensor.name;
+
     if (item.transposed) item.tensor.shape = {tensor.shape[1], tensor.shape[0]};
     if (pairs) item.heads = tensor.rotated_heads;
-    if (tensor.shape.dims() == 2 && !name.starts_with("position_embd.")) {
-      const bool blocks = item.tensor.shape[1] % kGgufBlock == 0;
+    if (tensor.slices > 0) item.tensor.shape = {tensor.slices, tensor.shape[0], tensor.shape[1]};
+    const bool routes = name.find(".ffn_gate_inp") != std::string::npos;  // stays fp32, as llama.cpp's converter does
+    if (routes && tensor.shape[0] == 1) item.tensor.shape = {tensor.shape[1]};
+    if (tensor.shape.dims() == 2 && !routes && !name.starts_with("position_embd.")) {
+      const bool blocks = item.tensor.shape[-1] % kGgufBlock == 0;
       if (type != GgufType::q8_0 || blocks) item.tensor.type = type;
       wide = wide || (type == GgufType::q8_0 && !blocks);
     }
@@ -54,12 +65,13 @@ std::vector<Item> items_of(const ExportSource& source, GgufType type) {
   return items;
 }
 
-/// Returns the elements of a tensor in the order of the file.
-std::span<const float> read(const Item& item, TensorSource& weights, std::vector<float>& memory) {
-  const std::span<const float> values = weights.read(*item.source);
+/// Returns the elements of one of a tensor's sources in the order of the file.
+std::span<const float> read(const Item& item, const MappedTensor& source, TensorSource& weights,
+                            std::vector<float>& memory) {
+  const std::span<const float> values = weights.read(source);
   if (!item.transposed && item.heads == 0) return values;
   memory.resize(values.size());
-  const auto rows = static_cast<size_t>(item.source->shape[0]), width = values.size() / rows;
+  const auto rows = static_cast<size_t>(source.shape[0]), width = values.size() / rows;
   if (item.transposed) {
     for (size_t i = 0; i < rows; ++i)
       for (size_t j = 0; j < width; ++j) memory[j * rows + i] = values[i * width + j];
@@ -82,6 +94,21 @@ bool is_plain_yarn(const config::Model& m) {
          (m.rope_truncate && m.rope_beta_fast == kBetaFast && m.rope_beta_slow == kBetaSlow);
 }
 
+/// Throws for experts of which llama.cpp would compute something else without an error.
+void require_runnable_experts(const config::Model& m, const config::GgufFamily& theirs) {
+  if (m.moe_every > 1)
+    cannot_run("moe_every", format("{}", m.moe_every),
+               format("llama.cpp's {} has experts in all layers", theirs.architecture));
+  if (normalizes_topk(m) != theirs.norm_topk)
+    cannot_run("norm_topk", format("{}", normalizes_topk(m)),
+               format("llama.cpp's {} {} normalizes", theirs.architecture, theirs.norm_topk ? "always" : "never"));
+  if (query_key_norm(m) == config::QkNorm::full && m.n_kv_head != m.n_head)
+    cannot_run("n_kv_head", format("{}", m.n_kv_head),
+               format("llama.cpp's {} normalizes as many keys as queries ({})", theirs.architecture, m.n_head));
+  if (!theirs.ties && m.tie_embeddings.value())
+    cannot_run("tie_embeddings", "true", format("llama.cpp's {} has a head of its own", theirs.architecture));
+}
+
 /// Throws for models that Hugging Face's library can represent, but llama.cpp cannot.
 void require_runnable(const ExportSource& source) {
   using config::RopeType;
@@ -101,6 +128,7 @@ void require_runnable(const ExportSource& source) {
     cannot_run("head_dim", format("{}", head_size(m)),
                format("llama.cpp's {} requires n_head * head_dim = d_model, here {} * {} and {}; its qwen3 does not",
                       theirs.architecture, m.n_head, head_size(m), m.d_model));
+  if (m.n_expert > 0) require_runnable_experts(m, theirs);
   if (is_plain_yarn(m)) return;
   if (theirs.turns_pairs)
     return log::warning(
@@ -141,7 +169,7 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
   const config::Model& m = source.config.model;
   const config::Family& family = config::family_of(m);
   if (family.gguf.architecture == nullptr)
-    cannot_run("arch", format("\"{}\"", family.name), "use gpt2, llama, mistral, qwen2 or qwen3");
+    cannot_run("arch", format("\"{}\"", family.name), "use gpt2, llama, mistral, qwen2, qwen3 or a family with experts");
   const std::string arch = family.gguf.architecture;
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
   // Numbers of llama.cpp's file types.
@@ -156,9 +184,15 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
                         {arch + ".context_length", number(has_rope_positions(m) ? longest_text(m) : m.seq_len)},
                         {arch + ".embedding_length", number(m.d_model)},
                         {arch + ".block_count", number(m.n_layer)},
-                        {arch + ".feed_forward_length", number(m.d_ff)},
+                        {arch + ".feed_forward_length", number(m.d_ff > 0 ? m.d_ff : m.d_expert)},
                         {arch + ".attention.head_count", number(m.n_head)},
                         {arch + ".attention.head_count_kv", number(m.n_kv_head)}};
+  if (m.n_expert > 0) {
+    metadata.emplace_back(arch + ".expert_count", number(m.n_expert));
+    metadata.emplace_back(arch + ".expert_used_count", number(m.experts_per_token));
+    metadata.emplace_back(arch + ".expert_feed_forward_length", number(m.d_expert));
+    if (m.d_shared > 0) metadata.emplace_back(arch + ".expert_shared_feed_forward_length", number(m.d_shared));
+  }
   const char* const epsilon = m.family.norm == config::NormKind::rms ? "layer_norm_rms_epsilon" : "layer_norm_epsilon";
   metadata.emplace_back(format("{}.attention.{}", arch, epsilon), static_cast<float>(m.norm_eps));
   if (has_rope_positions(m)) {
@@ -200,17 +234,18 @@ Exported export_gguf(const fs::path& path, const fs::path& output, const GgufOpt
     if (!divisors.empty()) writer.write(std::as_bytes(std::span(divisors)));
     std::vector<std::byte> bytes;
     std::vector<float> memory;
-    for (const Item& item : items) {
-      const std::span<const float> values = read(item, source.weights, memory);
-      for (size_t at = 0; at < values.size(); at += kGgufChunk) {
-        const std::span<const float> chunk = values.subspan(at, std::min(kGgufChunk, values.size() - at));
-        if (const size_t lost = gguf_convert(chunk, item.tensor.type, bytes); lost < chunk.size())
-          source.weights.refuse(
-              item.source->parts.front(),
-              format("a weight of {} is too large for this type; use --dtype bf16 or fp32", chunk[lost]));
-        writer.write(bytes);
+    for (const Item& item : items)
+      for (const MappedTensor* each : item.sources) {
+        const std::span<const float> values = read(item, *each, source.weights, memory);
+        for (size_t at = 0; at < values.size(); at += kGgufChunk) {
+          const std::span<const float> chunk = values.subspan(at, std::min(kGgufChunk, values.size() - at));
+          if (const size_t lost = gguf_convert(chunk, item.tensor.type, bytes); lost < chunk.size())
+            source.weights.refuse(
+                each->parts.front(),
+                format("a weight of {} is too large for this type; use --dtype bf16 or fp32", chunk[lost]));
+          writer.write(bytes);
+        }
       }
-    }
     writer.finish();
   });
   return done;

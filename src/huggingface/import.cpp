@@ -136,7 +136,7 @@ void write_tensors(checkpoint::ShardWriter& shard, const std::vector<MappedTenso
     const Tensor local{reinterpret_cast<std::byte*>(values.data()), {tensor.shape.count()}, DType::f32};
     for (size_t i = 0; i < tensor.parts.size(); ++i) {
       shard.add({tensor.parts[i], tensor.part_shape(), local, tensor.runs(i)});
-      ++done.tensors;
+      if (tensor.slice <= 0) ++done.tensors;
     }
     done.parameters += tensor.shape.count();
     done.bytes += local.bytes();
@@ -187,8 +187,10 @@ Imported import_model(const fs::path& input, const fs::path& output, int64_t seq
       log::warning("{}: some weights are not finite: this model cannot be used for training, evaluation or generation",
                    input.string());
     checkpoint::WrittenShard written = shard.finish();
-    manifest.shards.push_back(std::move(written.file));
-    manifest.tensors = std::move(written.tensors);
+    checkpoint::Manifest part;  // has a piece for each expert of a tensor
+    part.shards.push_back(std::move(written.file));
+    part.tensors = std::move(written.tensors);
+    merge_part(manifest, part);
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     manifest.sequence = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
     checkpoint::complete_step_folder(folder, std::move(manifest));

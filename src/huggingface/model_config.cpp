@@ -8,6 +8,7 @@
 #include "config/families.h"
 #include "config/load.h"
 #include "data/python_json.h"
+#include "huggingface/expert_fields.h"
 #include "huggingface/json_fields.h"
 #include "huggingface/layer_fields.h"
 #include "huggingface/rope_fields.h"
@@ -20,6 +21,11 @@ using config::HuggingFaceFamily;
 namespace {
 
 constexpr const char *kConfigJson = "config.json", *kGenerationConfigJson = "generation_config.json";
+
+// Families with experts that need more than this program has.
+constexpr std::pair<const char*, const char*> kUnsupported[] = {
+    {"deepseek_v3", "it has latent attention (MLA), interleaved RoPE, and a router with sigmoid scores and groups"},
+    {"gpt_oss", "it has attention sinks, and experts with biases and clamped activations"}};
 
 [[noreturn]] void cannot_represent(const std::string& key, const std::string& value, const std::string& reason) {
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported: {}", key, value, reason));
@@ -112,6 +118,7 @@ void require_llama(const config::Model& m, const Family& family) {
     cannot_represent("mlp_bias", "true",
                      format("Hugging Face's {} has no MLP biases; arch = \"llama\" has them", type));
   require_same_features(m, family);
+  require_experts(m, family);
   if (theirs.heads_divide_width && m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),
                      format("Hugging Face's {} needs n_head to divide d_model = {}", type, m.d_model));
@@ -127,7 +134,7 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
         m.dropout, theirs.model_type);
   out["max_position_embeddings"] = m.max_positions > 0 ? m.max_positions : m.seq_len;
   out["hidden_size"] = m.d_model;
-  out["intermediate_size"] = m.d_ff;
+  add_experts(m, theirs.experts, out);
   out["num_hidden_layers"] = m.n_layer;
   out["num_attention_heads"] = m.n_head;
   out["num_key_value_heads"] = m.n_kv_head;
@@ -219,7 +226,7 @@ void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Key
   keys.add("n_head", heads);
   keys.add("n_kv_head", kv_heads);
   keys.add("d_model", width);
-  keys.add("d_ff", fields.size("intermediate_size"));
+  read_experts(fields, family, layers, keys);
   read_length(fields, seq_len, keys);
   read_windows(fields, theirs.windows, layers, keys);
   if (family.facts.nope_every > 0) read_nope(fields, layers, keys);
@@ -294,6 +301,8 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin, 
   const std::string expected = format("expected one of {}", fmt::join(known, ", "));
   if (type == nullptr) fields.refuse("model_type", "missing; " + expected);
   const auto found = std::ranges::find_if(known, [&](const std::string& name) { return *type == name; });
+  for (const auto& [name, missing] : kUnsupported)
+    if (*type == name) fields.refuse("model_type", format("\"{}\" is not supported: {}; {}", name, missing, expected));
   if (found == known.end()) fields.refuse("model_type", format("{} is not supported; {}", json_text(*type), expected));
   const Family& family = config::families()[static_cast<size_t>(found - known.begin())];
   fields.demand_absent("quantization_config");

@@ -35,6 +35,19 @@ constexpr Names kNames[] = {{"wte", {"wte", "embed_tokens"}, "token_embd"},
 // Norms after a branch.
 constexpr Names kAfter[] = {{"norm1", {nullptr, "post_attention_layernorm"}, "post_attention_norm"},
                             {"norm2", {nullptr, "post_feedforward_layernorm"}, "post_ffw_norm"}};
+// Experts, whose number replaces "{}", and what belongs to them; in Mixtral's files with other names.
+constexpr Names kExperts[] = {{"mlp.router", {nullptr, "mlp.gate"}, "ffn_gate_inp"},
+                              {"mlp.experts.gate", {nullptr, "mlp.experts.{}.gate_proj"}, "ffn_gate_exps"},
+                              {"mlp.experts.up", {nullptr, "mlp.experts.{}.up_proj"}, "ffn_up_exps"},
+                              {"mlp.experts.down", {nullptr, "mlp.experts.{}.down_proj"}, "ffn_down_exps"},
+                              {"mlp.shared.gate", {nullptr, "mlp.shared_expert.gate_proj"}, "ffn_gate_shexp"},
+                              {"mlp.shared.up", {nullptr, "mlp.shared_expert.up_proj"}, "ffn_up_shexp"},
+                              {"mlp.shared.down", {nullptr, "mlp.shared_expert.down_proj"}, "ffn_down_shexp"},
+                              {"mlp.shared_gate", {nullptr, "mlp.shared_expert_gate"}, "ffn_gate_inp_shexp"}};
+constexpr Names kMixtral[] = {{"mlp.router", {nullptr, "block_sparse_moe.gate"}, "ffn_gate_inp"},
+                              {"mlp.experts.gate", {nullptr, "block_sparse_moe.experts.{}.w1"}, "ffn_gate_exps"},
+                              {"mlp.experts.up", {nullptr, "block_sparse_moe.experts.{}.w3"}, "ffn_up_exps"},
+                              {"mlp.experts.down", {nullptr, "block_sparse_moe.experts.{}.w2"}, "ffn_down_exps"}};
 constexpr const char *kPrefixes[] = {"transformer.", "model."}, *kBlocks[] = {"h", "layers"};  // by FileForm
 
 FileForm form_of(const config::Model& model) { return config::family_of(model).hugging_face.form; }
@@ -59,16 +72,25 @@ class Collector {
     in_block_ = format("{}.{}.", kBlocks[form_], layer);
     in_gguf_ = format("blk.{}.", layer);
     const bool post = has_post_norms(model_);
-    for (const config::BlockLinear& linear : linears_of(model_, layer)) {
-      const bool reads = reads_residual(linear.site),
-                 attends = linear.site == sharding::Site::qkv || linear.site == sharding::Site::out;
-      if (reads && !post) norm(attends ? "norm1" : "norm2");
-      this->linear(linear);
-      if (attends && !reads && query_key_norm(model_) != config::QkNorm::none) {
+    const std::vector<config::BlockLinear> linears = linears_of(model_, layer);
+    const auto attends = [&](size_t i) {
+      return linears[i].site == sharding::Site::qkv || linears[i].site == sharding::Site::out;
+    };
+    for (size_t i = 0; i < linears.size(); ++i) {
+      const bool first = i == 0 || attends(i - 1) != attends(i),
+                 last = i + 1 == linears.size() || attends(i + 1) != attends(i);
+      if (first && !post) norm(attends(i) ? "norm1" : "norm2");
+      if (linears[i].role != config::Role::experts) {
+        linear(linears[i]);
+      } else if (reads_residual(linears[i].site)) {  // all matrices of an expert, then those of the next one
+        for (int64_t expert = 0; expert < linears[i].matrices; ++expert)
+          for (const size_t at : {i, i + 1}) experts(linears[at], expert);
+      }
+      if (linears[i].site == sharding::Site::out && query_key_norm(model_) != config::QkNorm::none) {
         head_norm("attn.q_norm", attention_width(model_));
         head_norm("attn.k_norm", key_width(model_));
       }
-      if (!reads && post) norm(attends ? "norm1" : "norm2", /*after=*/true);
+      if (last && post) norm(attends(i) ? "norm1" : "norm2", /*after=*/true);
     }
     prefix_.clear();
     in_block_.clear();
@@ -86,12 +108,29 @@ class Collector {
     const bool full = query_key_norm(model_) == config::QkNorm::full;
     add(named(ours), ".weight", {.shape = {full ? width : head_size(model_)}, .parts = {prefix_ + ours + ".gain"}});
   }
+  const Names& names_of(const config::BlockLinear& linear, size_t part) const {
+    if (linear.role == config::Role::dense) return named(linear.parts[part].name);
+    const bool mixtral = config::family_of(model_).hugging_face.experts == config::ExpertFields::mixtral;
+    return named(linear.parts[part].name, mixtral ? std::span<const Names>(kMixtral) : kExperts);
+  }
+  /// Adds the matrices of one expert.
+  void experts(const config::BlockLinear& linear, int64_t expert) {
+    for (size_t i = 0; i < linear.parts.size(); ++i) {
+      const Names& names = names_of(linear, i);
+      add(names, ".weight",
+          {.shape = {linear.parts[i].width, linear.in},
+           .parts = {prefix_ + names.ours + ".weight"},
+           .transposed = true,
+           .slices = linear.matrices,
+           .slice = expert});
+    }
+  }
   void linear(const config::BlockLinear& linear) {
     for (size_t i = 0, end = 0; i < linear.parts.size(); i = end) {
-      const Names& names = named(linear.parts[i].name);
+      const Names& names = names_of(linear, i);
       std::vector<std::string> ours, weights;
       int64_t out = 0;
-      for (; end < linear.parts.size() && is_same_name(names, named(linear.parts[end].name)); ++end) {
+      for (; end < linear.parts.size() && is_same_name(names, names_of(linear, end)); ++end) {
         ours.push_back(linear.parts[end].name);
         weights.push_back(prefix_ + ours.back() + ".weight");
         out += linear.parts[end].width;
@@ -122,7 +161,10 @@ class Collector {
   }
   void add(const Names& names, const char* suffix, MappedTensor tensor, bool has_prefix = true, bool joined = false) {
     if (names.theirs[form_] == nullptr) return;
-    tensor.name = format("{}{}{}{}", has_prefix ? kPrefixes[form_] : "", in_block_, names.theirs[form_], suffix);
+    std::string theirs = names.theirs[form_];
+    if (const size_t place = theirs.find("{}"); place != std::string::npos)
+      theirs.replace(place, 2, std::to_string(tensor.slice));
+    tensor.name = format("{}{}{}{}", has_prefix ? kPrefixes[form_] : "", in_block_, theirs, suffix);
     tensor.gguf = in_gguf_ + (joined ? names.gguf_joined : names.gguf) + suffix;
     tensors_.push_back(std::move(tensor));
   }
@@ -138,6 +180,7 @@ class Collector {
 
 Shape MappedTensor::part_shape() const {
   TRAINER_CHECK(!parts.empty() && (parts.size() == 1 || !transposed), "{}: {} parts", name, parts.size());
+  if (slices > 0) return {slices, shape[1], shape[0]};
   if (transposed) return {shape[1], shape[0]};
   const int64_t width = shape[-1] / static_cast<int64_t>(parts.size());
   return shape.dims() == 1 ? Shape{width} : Shape{shape[0], width};
@@ -145,11 +188,12 @@ Shape MappedTensor::part_shape() const {
 
 std::vector<mesh::Run> MappedTensor::runs(size_t index) const {
   const Shape part = part_shape();
-  if (transposed) {  // row i of the part is column i of this tensor
+  if (transposed) {  // row i of the part, or of its matrix `slice`, is column i of this tensor
+    const int64_t rows = part[-2], width = part[-1], first = std::max<int64_t>(0, slice) * rows;
     std::vector<mesh::Run> runs;
-    runs.reserve(static_cast<size_t>(part[0]));
-    for (int64_t i = 0; i < part[0]; ++i)
-      runs.push_back({.global = i * part[1], .local = i, .length = part[1], .stride = part[0]});
+    runs.reserve(static_cast<size_t>(rows));
+    for (int64_t i = 0; i < rows; ++i)
+      runs.push_back({.global = (first + i) * width, .local = i, .length = width, .stride = rows});
     return runs;
   }
   const int64_t rows = part.dims() == 1 ? 1 : part[0];

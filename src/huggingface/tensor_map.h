@@ -3,7 +3,8 @@
 // tensors of this program from which they are assembled.
 //
 // Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
-// columns of q, k and v side by side in one matrix. The Llama families rotate halves (RoPE), as this program does.
+// columns of q, k and v side by side in one matrix. The Llama families rotate halves (RoPE), as this program does. Each
+// expert has tensors of its own there; here those of all experts of a layer are one tensor.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ struct MappedTensor {
   std::vector<std::string> parts;  // tensors of this program, equally wide, side by side; empty: zeros
   bool transposed = false;         // the only part is stored transposed
   bool in_first = false;           // a linear's weight, stored as [in, out]
+  int64_t slices = 0, slice = -1;  // the only part is [slices, in, out], and this tensor is its matrix `slice`; else 0
   int64_t rotated_heads = 0;       // heads of queries or keys, which RoPE rotates, in the tensor's rows; 0: others
   std::string gguf = {};           // the name in GGUF files: "blk.0.attn_qkv.weight"
 

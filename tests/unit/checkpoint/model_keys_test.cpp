@@ -111,6 +111,18 @@ TEST(ModelKeys, KeysOfUnusedFeaturesAreNotStored) {
             plain,
             {{"arch", "qwen3"}, {"qk_norm", "head"}},
             [](config::Model& m) { set_family(m, config::Arch::qwen3); }},
+           {"Mixtral",
+            plain,
+            {{"arch", "mixtral"},
+             {"n_expert", "8"},
+             {"experts_per_token", "2"},
+             {"d_expert", "96"},
+             {"norm_topk", "true"}},
+            [](config::Model& m) {
+              set_family(m, config::Arch::mixtral);
+              m.n_expert = 8;
+              m.d_expert = 96;
+            }},
            {"OLMo 2", plain, {{"arch", "olmo2"}, {"qk_norm", "full"}, {"norm_place", "post"}}, [](config::Model& m) {
               set_family(m, config::Arch::olmo2);
             }}}) {

@@ -56,6 +56,30 @@ TEST(Export, TurnsTheLinearsOfLlamaRound) {
   EXPECT_EQ(config["max_position_embeddings"], 10);
 }
 
+TEST(Export, GivesEachExpertTensorsOfItsOwn) {
+  for (const auto& [arch, gate, up, down, router] :
+       {std::array{"mixtral", "experts.4.w1", "experts.4.w3", "experts.4.w2", "gate"},
+        std::array{"olmoe", "experts.4.gate_proj", "experts.4.up_proj", "experts.4.down_proj", "gate"}}) {
+    TempFolder folder;
+    save(folder / "run", config_of({format("model.arch={}", arch)}));
+    export_model(folder / "run", folder / "hf");
+    const auto all = read_all(folder / "hf");
+    const std::string mlp = std::string(arch) == "mixtral" ? "block_sparse_moe." : "mlp.";
+    const auto check = [&](const char* name, const char* ours, int64_t in, int64_t out, int64_t expert) {
+      const Exported32& tensor = all.at("model.layers.1." + mlp + name + ".weight");
+      ASSERT_EQ(tensor.shape, (std::vector<int64_t>{out, in})) << name;
+      for (int64_t o = 0; o < out; ++o)
+        for (int64_t i = 0; i < in; ++i)
+          ASSERT_EQ(tensor.values[o * in + i],
+                    value_of(format("blocks.1.mlp.{}.weight", ours), (expert * in + i) * out + o));
+    };
+    check(gate, "experts.gate", 24, 32, 4);
+    check(up, "experts.up", 24, 32, 4);
+    check(down, "experts.down", 32, 24, 4);
+    check(router, "router", 24, 5, 0);
+  }
+}
+
 TEST(Export, SplitsWeightsIntoFilesThatImportReads) {
   TempFolder folder;
   save(folder / "run", llama());
@@ -151,6 +175,9 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
             {"model.mlp_bias = true", "qwen2 has no MLP biases", "\"llama\""}},
            {{"model.arch=llama", "model.n_head=5", "model.head_dim=4"}, {"model.n_head = 5", "d_model = 24"}},
            {{"model.arch=gpt2", "model.head_dim=7"}, {"model.head_dim = 7", "24 / 6"}},
+           {{"model.arch=mixtral", "model.norm_topk=false"}, {"model.norm_topk = false", "mixtral always normalizes"}},
+           {{"model.arch=olmoe", "model.moe_every=2"}, {"model.moe_every = 2", "olmoe has experts in all layers"}},
+           {{"model.arch=qwen2_moe", "model.d_shared=0"}, {"model.d_shared = 0", "always has a shared expert"}},
        }) {
     const config::Model model = config_of(sets).model;
     expect_error(Code::checkpoint, parts, [&] { to_config_json(model, kVocab, std::nullopt, FloatType::f32); });

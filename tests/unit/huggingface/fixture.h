@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/model_keys.h"
+#include "config/families.h"
 #include "config/load.h"
 #include "config/text.h"
 #include "huggingface/float_types.h"
@@ -25,9 +26,19 @@ using tests::expect_parts;
 
 constexpr int64_t kVocab = 29;
 
+/// Families with experts have 5 of width 32, and qwen2_moe a shared one of width 48.
 inline config::Config config_of(const std::vector<std::string>& sets) {
-  std::vector<std::string> all{"model.n_layer=2",  "model.n_head=6",      "model.d_model=24",      "model.d_ff=40",
-                               "model.seq_len=10", "model.norm_eps=3e-6", "model.init_std=0.0123", "model.dropout=0.1"};
+  std::vector<std::string> all{"model.n_layer=2",     "model.n_head=6",        "model.d_model=24", "model.seq_len=10",
+                               "model.norm_eps=3e-6", "model.init_std=0.0123", "model.dropout=0.1"};
+  const auto given = [&](std::string_view text) {
+    return std::ranges::any_of(sets, [&](const std::string& set) { return set.starts_with(text); });
+  };
+  const bool experts = std::ranges::any_of(config::families(), [&](const config::Family& family) {
+    return family.facts.experts && std::ranges::count(sets, format("model.arch={}", family.name)) > 0;
+  });
+  if (!experts || given("model.moe_every=")) all.emplace_back("model.d_ff=40");
+  if (experts) all.insert(all.end(), {"model.n_expert=5", "model.d_expert=32"});
+  if (given("model.arch=qwen2_moe")) all.emplace_back("model.d_shared=48");
   all.insert(all.end(), sets.begin(), sets.end());
   return config::load_text("", "x", all, {.files = false});
 }
@@ -50,10 +61,11 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     shapes[name + ".gain"] = {d};
     if (m.bias.value()) shapes[name + ".bias"] = {d};
   };
-  const std::string attn = m.attn_bias ? config::kAttentionBiasNames[static_cast<size_t>(*m.attn_bias)]
-                                       : std::string(m.bias.value()                  ? "all"
-                                                     : m.arch == config::Arch::qwen2 ? "qkv"
-                                                                                     : "none");
+  const std::string attn =
+      m.attn_bias ? config::kAttentionBiasNames[static_cast<size_t>(*m.attn_bias)]
+                  : std::string(m.bias.value()                                                       ? "all"
+                                : m.arch == config::Arch::qwen2 || m.arch == config::Arch::qwen2_moe ? "qkv"
+                                                                                                     : "none");
   const auto linear = [&](const std::string& name, int64_t in, int64_t out) {
     shapes[name + ".weight"] = {in, out};
     const bool mlp = name.find(".mlp.") != name.npos, output = name.ends_with("attn.o");
@@ -68,13 +80,25 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     linear(block + "attn.k", d, kv);
     linear(block + "attn.v", d, kv);
     linear(block + "attn.o", queries, d);
-    if (m.qk_norm ? *m.qk_norm == config::QkNorm::head : m.arch == config::Arch::qwen3)
+    if (m.qk_norm ? *m.qk_norm == config::QkNorm::head
+                  : m.arch == config::Arch::qwen3 || m.arch == config::Arch::qwen3_moe)
       shapes[block + "attn.q_norm.gain"] = shapes[block + "attn.k_norm.gain"] = {head};
-    if (m.arch == config::Arch::olmo2) {
+    if (m.arch == config::Arch::olmo2 || m.arch == config::Arch::olmoe) {
       shapes[block + "attn.q_norm.gain"] = {queries};
       shapes[block + "attn.k_norm.gain"] = {kv};
     }
     norm(block + "norm2");
+    if (m.n_expert > 0 && (l + 1) % m.moe_every == 0) {
+      const std::string mlp = block + "mlp.", experts = mlp + "experts.", shared = mlp + "shared.";
+      shapes[mlp + "router.weight"] = {d, m.n_expert};
+      shapes[experts + "gate.weight"] = shapes[experts + "up.weight"] = {m.n_expert, d, m.d_expert};
+      shapes[experts + "down.weight"] = {m.n_expert, m.d_expert, d};
+      if (m.d_shared == 0) continue;
+      shapes[shared + "gate.weight"] = shapes[shared + "up.weight"] = {d, m.d_shared};
+      shapes[shared + "down.weight"] = {m.d_shared, d};
+      shapes[mlp + "shared_gate.weight"] = {d, 1};
+      continue;
+    }
     if (!is_gpt2) linear(block + "mlp.gate", d, m.d_ff);
     linear(block + "mlp.up", d, m.d_ff);
     linear(block + "mlp.down", m.d_ff, d);

@@ -173,6 +173,36 @@ TEST(Gguf, QwenKeepsTheOrderOfFeaturesAndNorms) {
   EXPECT_NEAR(all.metadata.at("qwen3.rope.scaling.attn_factor").get<double>(), 1.25 / (0.1 * std::log(4) + 1), 1e-7);
 }
 
+TEST(Gguf, ExpertsOfALayerAreOneTensor) {
+  TempFolder folder;
+  save(folder / "run", config_of({"model.arch=qwen2_moe", "model.experts_per_token=3"}));
+  const Parsed all = exported(folder / "run", folder / "q.gguf", GgufType::bf16);
+  EXPECT_EQ(all.tensors.size(), 3u + 2 * (2 + 4 + 3 + 4 + 4));
+  for (const auto& [key, value] : {std::pair("count", 5), std::pair("used_count", 3),
+                                   std::pair("feed_forward_length", 32), std::pair("shared_feed_forward_length", 48)})
+    EXPECT_EQ(all.metadata.at(format("qwen2moe.expert_{}", key)), value) << key;
+  const Parsed::Entry& router = all.tensors.at("blk.1.ffn_gate_inp.weight");
+  EXPECT_EQ(router.type, 0u) << "fp32";
+  EXPECT_EQ(router.sizes, (std::vector<uint64_t>{24, 5}));
+  EXPECT_EQ(all.tensors.at("blk.1.ffn_gate_inp_shexp.weight").sizes, (std::vector<uint64_t>{24}));
+  EXPECT_EQ(all.tensors.at("blk.1.ffn_gate_inp_shexp.weight").type, 0u);
+  EXPECT_EQ(all.tensors.at("blk.1.ffn_down_shexp.weight").sizes, (std::vector<uint64_t>{48, 24}));
+  EXPECT_EQ(all.tensors.at("blk.1.ffn_up_exps.weight").type, 30u);
+  EXPECT_EQ(all.tensors.at("blk.1.ffn_down_exps.weight").sizes, (std::vector<uint64_t>{32, 24, 5}));
+  save(folder / "mixtral", config_of({"model.arch=mixtral"}));
+  const Parsed mixtral = exported(folder / "mixtral", folder / "m.gguf");
+  EXPECT_EQ(mixtral.metadata.at("general.architecture"), "llama");
+  EXPECT_EQ(mixtral.metadata.at("llama.expert_count"), 5);
+  EXPECT_EQ(mixtral.metadata.at("llama.feed_forward_length"), 32);
+  const Parsed::Entry& gate = mixtral.tensors.at("blk.0.ffn_gate_exps.weight");
+  ASSERT_EQ(gate.sizes, (std::vector<uint64_t>{24, 32, 5}));
+  for (int64_t e = 0; e < 5; ++e)
+    for (int64_t out = 0; out < 32; ++out)
+      for (int64_t in = 0; in < 24; ++in)
+        ASSERT_EQ(gate.f32(static_cast<size_t>((e * 32 + out) * 24 + in)),
+                  value_of("blocks.0.mlp.experts.gate.weight", (e * 24 + in) * 32 + out));
+}
+
 TEST(Gguf, FrequenciesOfLlama3AreDividedByATensor) {
   TempFolder folder;
   save(folder / "run",
@@ -281,6 +311,11 @@ TEST(Gguf, RejectsWhatLlamaCppCannotRun) {
             {"model.rope_beta_slow = 2", "32 and 1"}},
            {{"model.arch=qwen2", "model.head_dim=6"}, {"model.head_dim = 6", "6 * 6", "24", "qwen3"}},
            {{"model.arch=mistral", "model.window=4"}, {"model.window = 4"}},
+           {{"model.arch=olmoe", "model.norm_topk=true"}, {"model.norm_topk = true", "olmoe never normalizes"}},
+           {{"model.arch=qwen3_moe", "model.norm_topk=false"}, {"model.norm_topk = false", "always normalizes"}},
+           {{"model.arch=qwen3_moe", "model.moe_every=2"}, {"model.moe_every = 2", "experts in all layers"}},
+           {{"model.arch=olmoe", "model.n_kv_head=3"}, {"model.n_kv_head = 3", "as many keys as queries"}},
+           {{"model.arch=olmoe", "model.tie_embeddings=true"}, {"model.tie_embeddings = true", "a head of its own"}},
            {{"model.arch=smollm3"}, {"model.arch = \"smollm3\"", "qwen3"}},
            {{"model.arch=olmo2"}, {"model.arch = \"olmo2\"", "qwen3"}},
            {{"model.arch=llama", "model.qk_norm=head"}, {"model.qk_norm = \"head\""}},

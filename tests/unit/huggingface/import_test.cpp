@@ -37,7 +37,13 @@ TEST(Import, GivesBackWhatWasExported) {
         config_of({"model.arch=olmo2", "model.head_dim=6", "model.attn_bias=all"}),
         config_of({"model.arch=smollm3", "model.nope_every=2", "model.tie_embeddings=true"}),
         config_of({"model.arch=smollm3", "model.n_kv_head=2", "model.nope_every=0"}),
-        config_of({"model.arch=llama", "model.rope_type=linear", "model.rope_factor=2"})}) {
+        config_of({"model.arch=llama", "model.rope_type=linear", "model.rope_factor=2"}),
+        config_of({"model.arch=mixtral", "model.n_kv_head=2", "model.window=3"}),
+        config_of({"model.arch=olmoe", "model.experts_per_token=3", "model.norm_topk=true"}),
+        config_of({"model.arch=qwen2_moe", "model.n_kv_head=3"}),
+        config_of({"model.arch=qwen2_moe", "model.moe_every=2"}),
+        config_of({"model.arch=qwen3_moe", "model.head_dim=6", "model.norm_topk=false"}),
+        config_of({"model.arch=qwen3_moe", "model.attn_bias=all", "model.moe_every=2"})}) {
     TempFolder folder;
     const fs::path step = save(folder / "run", config);
     export_model(step, folder / "hf");
@@ -217,6 +223,11 @@ TEST(Import, RejectsTensorsOfAnotherFamily) {
         {"qwen3", "self_attn.k_norm.weight", "shape [3], but the model in config.json requires [4]", put},
         {"qwen2", "self_attn.v_proj.bias", "missing", erase},
         {"mistral", "self_attn.v_proj.bias", "this program's model has no such tensor", put},
+        {"mixtral", "block_sparse_moe.experts.4.w3.weight", "missing", erase},
+        {"mixtral", "mlp.gate.weight", "this program's model has no such tensor", put},
+        {"olmoe", "mlp.experts.5.up_proj.weight", "this program's model has no such tensor", put},
+        {"qwen3_moe", "mlp.experts.2.up_proj.weight", "shape [3], but the model in config.json requires [32, 24]", put},
+        {"qwen2_moe", "mlp.shared_expert_gate.weight", "missing", erase},
         {"olmo2", "post_feedforward_layernorm.weight", "missing", erase},
         {"olmo2", "input_layernorm.weight", "this program's model has no such tensor", put}}) {
     TempFolder folder;

@@ -73,18 +73,52 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
     const std::string text = with_field(config, field, value);
     expect_error(Code::checkpoint, {"dir/config.json: ", part}, [&] { parse_config_json(text, "dir/config.json"); });
   }
-  const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"});
+  const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"}),
+                       mixtral = config_of({"model.arch=mixtral"}), moe = config_of({"model.arch=qwen3_moe"});
   for (const auto& [config, field, value, part] : std::vector<Case>{
            {config_of({"model.arch=smollm3"}), "use_sliding_window", true, "use_sliding_window: true"},
            {config_of({"model.arch=olmo2"}), "sliding_window", 8, "sliding_window: 8"},
            {qwen3, "layer_types", {"full_attention", "sliding_attention"}, "layer 1 is \"sliding_attention\""},
            {qwen3, "partial_rotary_factor", 0.5, "partial_rotary_factor: 0.5"},
+           {gpt2(), "model_type", "deepseek_v3",
+            "model_type: \"deepseek_v3\" is not supported: it has latent attention"},
+           {gpt2(), "model_type", "gpt_oss", "model_type: \"gpt_oss\" is not supported: it has attention sinks"},
+           {mixtral, "num_local_experts", nullptr, "num_experts: missing"},
+           {mixtral, "num_experts_per_tok", nullptr, "num_experts_per_tok: missing"},
+           {mixtral, "num_experts_per_tok", 6, "experts_per_token"},
+           {mixtral, "router_jitter_noise", 0.1, "router_jitter_noise: 0.1"},
+           {mixtral, "hidden_act", "gelu", "hidden_act: \"gelu\""},
+           {config_of({"model.arch=olmoe"}), "clip_qkv", 8.0, "clip_qkv: 8.0"},
+           {moe, "mlp_only_layers", {1}, "mlp_only_layers: layer 1 has no experts"},
+           {moe, "mlp_only_layers", {0, 1}, "decoder_sparse_step: no layer has experts"},
+           {moe, "decoder_sparse_step", 3, "decoder_sparse_step: no layer has experts"},
+           {moe, "use_sliding_window", true, "use_sliding_window: true"},
+           {config_of({"model.arch=qwen2_moe"}), "qkv_bias", false, "qkv_bias: false"},
+           {config_of({"model.arch=qwen2_moe"}), "shared_expert_intermediate_size", 0,
+            "shared_expert_intermediate_size: 0"},
        }) {
     const std::string text = with_field(config, field, value);
     expect_error(Code::checkpoint, {"c: ", part}, [&] { parse_config_json(text, "c"); });
   }
   for (const char* text : {"", "[]", "{", "{\"model_type\":[[[[]]]]}"})
     expect_error(Code::checkpoint, {"c: "}, [&] { parse_config_json(text, "c"); });
+}
+
+TEST(ModelConfig, TakesTheFieldsOfExperts) {
+  const config::Config moe = config_of({"model.arch=qwen3_moe"});
+  const auto model = [&](const char* field, const json& value) {
+    return parse_config_json(with_field(moe, field, value), "c").config.model;
+  };
+  EXPECT_EQ(model("num_local_experts", 7).n_expert, 7);  // the name in transformers 5
+  EXPECT_FALSE(normalizes_topk(model("norm_topk_prob", nullptr)));
+  EXPECT_TRUE(normalizes_topk(model("norm_topk_prob", true)));
+  EXPECT_EQ(model("mlp_only_layers", {0}).moe_every, 2);
+  EXPECT_EQ(model("mlp_only_layers", {0}).d_ff, 32);
+  EXPECT_EQ(model("decoder_sparse_step", 2).moe_every, 2);
+  const config::Model mixtral =
+      parse_config_json(with_field(config_of({"model.arch=mixtral"}), "intermediate_size", 96), "c").config.model;
+  EXPECT_EQ(mixtral.d_expert, 96);
+  EXPECT_TRUE(normalizes_topk(mixtral));
 }
 
 TEST(ModelConfig, TakesTheFieldsOfOtherVersions) {

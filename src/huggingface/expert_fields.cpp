@@ -1,0 +1,89 @@
+#include "huggingface/expert_fields.h"
+
+#include "base/log.h"
+
+namespace trainer::huggingface {
+
+using config::ExpertFields;
+
+namespace {
+
+/// Reads moe_every: decoder_sparse_step, or what equals it and mlp_only_layers together.
+int64_t read_interval(const Fields& fields, int64_t layers) {
+  constexpr const char* kDense = "mlp_only_layers";
+  const int64_t step = fields.size("decoder_sparse_step", 1);
+  const json* const dense = fields.find(kDense);
+  if (dense != nullptr && !dense->is_array()) fields.refuse(kDense, format("{}, expected a list", json_text(*dense)));
+  int64_t every = 0;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const bool has_experts =
+        (layer + 1) % step == 0 && (dense == nullptr || std::ranges::count(*dense, json(layer)) == 0);
+    if (has_experts && every == 0) every = layer + 1;
+    if (has_experts != (every > 0 && (layer + 1) % every == 0))
+      fields.refuse(dense == nullptr ? "decoder_sparse_step" : kDense,
+                    format("layer {} {} experts; this program supports them in all layers or in every n-th", layer,
+                           has_experts ? "has" : "has no"));
+  }
+  if (every == 0) fields.refuse("decoder_sparse_step", "no layer has experts");
+  return every;
+}
+
+}  // namespace
+
+void require_experts(const config::Model& m, const config::Family& family) {
+  const ExpertFields kind = family.hugging_face.experts;
+  const auto refuse = [&](const char* key, const std::string& value, const char* reason) {
+    throw Error(Code::checkpoint, format("model.{} = {} cannot be exported: Hugging Face's {} {}", key, value,
+                                         family.hugging_face.model_type, reason));
+  };
+  if (m.moe_every > 1 && kind != ExpertFields::qwen)
+    refuse("moe_every", format("{}", m.moe_every), "has experts in all layers");
+  if (!normalizes_topk(m) && kind == ExpertFields::mixtral) refuse("norm_topk", "false", "always normalizes");
+  if (family.facts.shared_expert && m.d_shared == 0) refuse("d_shared", "0", "always has a shared expert");
+}
+
+void add_experts(const config::Model& m, ExpertFields kind, ordered_json& out) {
+  if (kind == ExpertFields::none || kind == ExpertFields::qwen) out["intermediate_size"] = m.d_ff > 0 ? m.d_ff : m.d_expert;
+  if (kind == ExpertFields::none) return;
+  if (kind == ExpertFields::qwen) {
+    out["moe_intermediate_size"] = m.d_expert;
+    if (m.d_shared > 0) out["shared_expert_intermediate_size"] = m.d_shared;
+    out["decoder_sparse_step"] = m.moe_every;
+    out["mlp_only_layers"] = ordered_json::array();
+  } else {
+    out["intermediate_size"] = m.d_expert;
+  }
+  out[kind == ExpertFields::mixtral ? "num_local_experts" : "num_experts"] = m.n_expert;
+  out["num_experts_per_tok"] = m.experts_per_token;
+  if (kind != ExpertFields::mixtral) out["norm_topk_prob"] = normalizes_topk(m);
+  out["output_router_logits"] = false;
+}
+
+void read_experts(const Fields& fields, const config::Family& family, int64_t layers, Keys& keys) {
+  const ExpertFields kind = family.hugging_face.experts;
+  if (kind == ExpertFields::none) return keys.add("d_ff", fields.size("intermediate_size"));
+  const char* const count = fields.find("num_local_experts") != nullptr ? "num_local_experts" : "num_experts";
+  const int64_t chosen = fields.size("num_experts_per_tok");
+  keys.add("n_expert", fields.size(count));
+  keys.add("experts_per_token", chosen);
+  if (kind == ExpertFields::qwen) {
+    keys.add("d_expert", fields.size("moe_intermediate_size"));
+    const int64_t every = read_interval(fields, layers);
+    if (every > 1) {
+      keys.add("moe_every", every);
+      keys.add("d_ff", fields.size("intermediate_size"));
+    }
+    if (family.facts.shared_expert) keys.add("d_shared", fields.size("shared_expert_intermediate_size"));
+    fields.demand("qkv_bias", true);
+  } else {
+    keys.add("d_expert", fields.size("intermediate_size"));
+  }
+  if (kind != ExpertFields::mixtral) keys.add("norm_topk", fields.flag("norm_topk_prob", false));
+  fields.demand("router_jitter_noise", 0.0);
+  fields.demand_absent("clip_qkv");
+  if (const double balance = fields.number("router_aux_loss_coef", 0); balance != 0)
+    log::info("router_aux_loss_coef = {:g}: train.balance_loss = {:g} has the same scale", balance,
+              balance * static_cast<double>(chosen));
+}
+
+}  // namespace trainer::huggingface
