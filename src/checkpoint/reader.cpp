@@ -39,6 +39,27 @@ bool belongs_to(const std::string& name, const std::string& weight) {
   return name.starts_with(weight) && (name.size() == weight.size() || name[weight.size()] == '#');
 }
 
+constexpr std::string_view kExperts = ".mlp.experts.", kRouter = ".mlp.router.", kMlp = ".mlp.";
+
+/// Returns the name in a dense model of the weight of which experts get copies; empty for other tensors.
+std::string dense_name(const std::string& name) {
+  const size_t at = name.find(kExperts);
+  if (at == std::string::npos) return {};
+  return name.substr(0, at) + std::string(kMlp) + name.substr(at + kExperts.size());
+}
+
+/// Returns the elements of matrix `index` of a slice of a tensor of three dims, as a slice of that matrix.
+TensorSlice matrix_of(const TensorSlice& slice, int64_t index) {
+  TensorSlice matrix{slice.name, {slice.shape[1], slice.shape[2]}, slice.local, {}};
+  const int64_t count = matrix.shape.count(), begin = index * count;
+  for (const mesh::Run& run : slice.runs) {
+    const int64_t from = std::max(run.global, begin), to = std::min(run.global + run.length, begin + count);
+    if (from < to)
+      matrix.runs.push_back({from - begin, run.local + (from - run.global) * run.stride, to - from, run.stride});
+  }
+  return matrix;
+}
+
 }  // namespace
 
 Reader::Reader(const fs::path& path) : folder_(resolve(path)), manifest_(read_manifest(folder_)) {
@@ -91,9 +112,18 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
   for (const StoredTensor& tensor : manifest_.tensors) stored[tensor.name] = &tensor;
   std::set<std::string> used;
   std::vector<std::string> problems;
-  std::vector<const StoredTensor*> sources;
+  std::vector<const StoredTensor*> sources;  // null: not filled
   for (const TensorSlice& slice : slices) {
     std::string name = slice.name;
+    Shape shape = slice.shape;
+    if (rules.upcycles && name.find(kRouter) != std::string::npos) {
+      sources.push_back(nullptr);
+      continue;
+    }
+    if (const std::string dense = dense_name(name); rules.upcycles && !dense.empty()) {
+      name = dense;
+      shape = {shape[1], shape[2]};
+    }
     if (header().tied && !rules.tied && belongs_to(name, kHead)) {
       name = kEmbedding + name.substr(kHead.size());
     }
@@ -105,9 +135,9 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
     const StoredTensor& source = *found->second;
     used.insert(name);
     sources.push_back(&source);
-    if (source.shape != slice.shape) {
+    if (source.shape != shape) {
       problems.push_back(
-          format("{}: {} in the checkpoint, the run has {}", name, to_string(source.shape), to_string(slice.shape)));
+          format("{}: {} in the checkpoint, the run has {}", name, to_string(source.shape), to_string(shape)));
     } else if (source.dtype != slice.local.dtype && !(rules.weights_only && is_wide(source.dtype))) {
       const bool small = source.dtype != DType::f64 && slice.local.dtype != DType::f64;  // fp32 and bf16
       problems.push_back(
@@ -120,17 +150,28 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
                         header().compute)));
     }
   }
+  std::set<std::string> elsewhere = rules.elsewhere;
+  for (const std::string& name : rules.elsewhere)
+    if (rules.upcycles) elsewhere.insert(dense_name(name));
   for (const auto& [name, tensor] : stored) {
     const bool required = is_weight(name) || !rules.weights_only;
-    const bool elsewhere = rules.elsewhere.contains(name.substr(0, name.find('#')));
-    if (required && !elsewhere && !used.contains(name)) problems.push_back(format("{}: not in the run's model", name));
+    if (required && !elsewhere.contains(name.substr(0, name.find('#'))) && !used.contains(name))
+      problems.push_back(format("{}: not in the run's model", name));
   }
   if (!problems.empty()) {
     throw Error(Code::checkpoint,
                 format("{}: the tensors differ from the run's:{}", folder_.string(), listed(problems)));
   }
   ShardReader reader(folder_, manifest_);
-  for (size_t i = 0; i < slices.size(); ++i) reader.fill(slices[i], *sources[i]);
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const TensorSlice& slice = slices[i];
+    if (sources[i] == nullptr) continue;
+    if (sources[i]->shape == slice.shape) {
+      reader.fill(slice, *sources[i]);
+      continue;
+    }
+    for (int64_t expert = 0; expert < slice.shape[0]; ++expert) reader.fill(matrix_of(slice, expert), *sources[i]);
+  }
 }
 
 namespace {
@@ -165,6 +206,41 @@ std::string value_of(const std::map<std::string, std::string>& keys, const std::
   return absent == nullptr ? kNone : absent;
 }
 
+using ModelKeys = std::map<std::string, std::string>;
+
+/// Keys that may differ between a dense model and one whose experts are copies of its MLPs.
+bool is_of_experts(const std::string& name) {
+  constexpr std::string_view kNames[] = {"arch",     "d_ff",      "n_expert", "experts_per_token",
+                                         "d_expert", "moe_every", "norm_topk"};
+  return std::ranges::count(kNames, name) > 0;
+}
+
+/// Adds why the experts of a model cannot be copies of a dense model's MLPs.
+void add_obstacles(const ModelKeys& dense, const ModelKeys& run, std::vector<std::string>& problems,
+                   std::string& remedy) {
+  const config::Family *const before = config::find_family(value_of(dense, "arch")), *const now = config::find_family(
+                                                                                         value_of(run, "arch"));
+  const auto alike = [](const config::FamilyFacts& a, const config::FamilyFacts& b) {
+    return a.norm == b.norm && a.positions == b.positions && a.mlp == b.mlp;
+  };
+  if (before == nullptr || now == nullptr || !alike(before->facts, now->facts))
+    problems.push_back(format("arch: {} in the checkpoint has no layers like those of {}", value_of(dense, "arch"),
+                              value_of(run, "arch")));
+  const std::string width = value_of(dense, "d_ff"), of_expert = value_of(run, "d_expert"),
+                    of_dense = value_of(run, "d_ff");
+  for (const auto& [key, value] : {std::pair("d_expert", of_expert), std::pair("d_ff", of_dense)})
+    if (value != width && value != "0") {
+      problems.push_back(
+          format("{}: {} in the run, whose experts would be copies of MLPs of d_ff = {} in the checkpoint", key, value,
+                 width));
+      remedy += format(" model.{}={}", key, width);
+    }
+  if (value_of(run, "norm_topk") != "true") {
+    problems.emplace_back("norm_topk: false in the run, so that the outputs of copies would not be those of the MLP");
+    remedy += " model.norm_topk=true";
+  }
+}
+
 }  // namespace
 
 void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::path& folder,
@@ -174,12 +250,15 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
   const config::Family* const family = config::find_family(value_of(stored.model_keys, "arch"));
   const bool learned = family != nullptr && family->facts.positions == config::Positions::learned;
   const bool same_type = value_of(stored.model_keys, "rope_type") == value_of(run.model_keys, "rope_type");
+  const bool upcycles = !stored.model_keys.contains("n_expert") && run.model_keys.contains("n_expert");
+  if (upcycles) add_obstacles(stored.model_keys, run.model_keys, problems, remedy);
   std::set<std::string> names;
   for (const auto* keys : {&stored.model_keys, &run.model_keys})
     for (const auto& [name, value] : *keys) names.insert(name);
   for (const std::string& name : names) {
     const std::string before = value_of(stored.model_keys, name), now = value_of(run.model_keys, name);
     const bool rope = name.starts_with("rope_"), scaling = rope && name != "rope_theta";
+    if (upcycles && is_of_experts(name)) continue;
     // Keys of unused features are absent. A difference of rope_type says enough about those of the scaling.
     if (before == now || (before == kNone && scaling && !same_type)) continue;
     // With learned positions there are seq_len of them and no RoPE; with RoPE any seq_len works.

@@ -17,6 +17,7 @@ struct LoadRules {
   bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are skipped
   bool tied = false;          // the run's output head is tied to its embedding
   std::set<std::string> elsewhere = {};  // parameters of the run's model that only other pipeline stages have
+  bool upcycles = false;  // each expert of the run gets the MLP of a dense checkpoint; routers are not filled
 };
 
 /// Returns the tokenizer of a checkpoint, with the run's setting for the BOS token; an empty result if the checkpoint
@@ -56,7 +57,9 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const std::
                         bool allow_other_data);
 /// Throws Code::checkpoint unless `run` has the model of `stored`; the message lists every key that differs, and the
 /// --set values that restore them. RoPE allows any seq_len. `chosen` returns whether the user set a key: norm_eps and
-/// RoPE keys that the user set only cause a warning, since they are changed on purpose to extend contexts.
+/// RoPE keys that the user set only cause a warning, since they are changed on purpose to extend contexts. A run with
+/// experts may have weights of a dense model (LoadRules::upcycles) that is equal but for its MLPs, whose width must be
+/// that of the experts; the weights of the chosen experts must sum to 1, and there must be no shared expert.
 void require_same_use(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                       const std::function<bool(const std::string& key)>& chosen);
 /// Checks only the tokenizer, as require_compatible() does.

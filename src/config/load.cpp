@@ -335,6 +335,8 @@ void Loader::take_settings_of_weights() {
   for (const std::string& text : settings) {
     const std::string key = text.substr(0, text.find('='));
     if (config_.origins.contains(key)) continue;
+    // Experts that are copies of a dense model's MLPs replace them.
+    if (key == "model.d_ff" && config_.model.n_expert > 0 && config_.model.moe_every == 1) continue;
     set(text, "model.init_from = " + to_toml(Value(source)) + ": " + text);
     config_.origins[key] = {.file = source, .line = 0, .column = 0, .set = {}};
   }

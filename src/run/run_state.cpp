@@ -107,7 +107,8 @@ std::string load_all(train::ModelRunner& runner, const fs::path& folder, const c
     reader.load(checkpoint::slices_to_fill(runner.store(), /*states=*/true),
                 {.weights_only = false,
                  .tied = runner.config().model.tie_embeddings.value(),
-                 .elsewhere = runner.names_elsewhere()});
+                 .elsewhere = runner.names_elsewhere(),
+                 .upcycles = upcycles(runner, reader)});
     const checkpoint::Snapshot& stored = reader.header();
     resumed = {folder,
                reader.manifest().sequence,
@@ -216,7 +217,14 @@ struct RemoveAtEnd {
   }
 };
 
+/// Returns whether the experts of a new run get copies of a dense checkpoint's MLPs.
+static bool upcycles(const train::ModelRunner& runner, const checkpoint::Reader& reader) {
+  return runner.config().model.n_expert > 0 && !reader.header().model_keys.contains("n_expert");
+}
+
 std::string load_weights(train::ModelRunner& runner, const checkpoint::Reader& reader) {
+  if (upcycles(runner, reader))  // for the routers
+    runner.store().initialize(static_cast<uint64_t>(runner.config().run.seed));
   std::string damage = find_damage_on_any_rank(runner.mesh().world(), [&] {
     reader.load(checkpoint::slices_to_fill(runner.store(), /*states=*/false),
                 {.weights_only = true,
@@ -334,8 +342,9 @@ std::optional<Resumed> fill_model(train::ModelRunner& runner, const fs::path& fo
     checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
   });
   load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(runner, reader); });
-  log::info("initialized with the weights of {}, new optimizer state",
-            imports ? config.model.init_from : reader.folder().string());
+  log::info("initialized with the weights of {}{}, new optimizer state",
+            imports ? config.model.init_from : reader.folder().string(),
+            upcycles(runner, reader) ? ", copies of whose MLPs are the experts, and new routers" : "");
   return std::nullopt;
 }
 

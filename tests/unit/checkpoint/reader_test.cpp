@@ -250,6 +250,35 @@ TEST(Reader, CopiesATiedHeadAndDoesNotTieTwoTensors) {
                [&] { other.load(tied_run.slices, {.tied = true}); });
 }
 
+TEST(Reader, ExpertsAreCopiesOfADenseMlp) {
+  TempFolder folder;
+  const Reader reader(save_model(folder, {{"blocks.0.attn.q.weight", {4, 4}},
+                                          {"blocks.0.mlp.gate.weight", {4, 6}},
+                                          {"blocks.0.mlp.down.weight", {6, 4}}}));
+  std::vector<float> q(16), gate(3 * 24, -1), down(24, -1), router(12, -1);
+  const auto slice = [](const char* name, const Shape& shape, std::vector<float>& memory, std::vector<mesh::Run> runs) {
+    const Tensor local{reinterpret_cast<std::byte*>(memory.data()), {std::ssize(memory)}, DType::f32};
+    return TensorSlice{name, shape, local, std::move(runs)};
+  };
+  // This rank has all experts' gates, of which the runs join, and the last two columns of expert 2's down.
+  std::vector<TensorSlice> slices = {slice("blocks.0.attn.q.weight", {4, 4}, q, {{0, 0, 16}}),
+                                     slice("blocks.0.mlp.router.weight", {4, 3}, router, {{0, 0, 12}}),
+                                     slice("blocks.0.mlp.experts.gate.weight", {3, 4, 6}, gate, {{0, 0, 72}}),
+                                     slice("blocks.0.mlp.experts.down.weight", {3, 6, 4}, down, {})};
+  for (int64_t row = 0; row < 6; ++row) slices[3].runs.push_back({48 + 4 * row + 2, 2 * row, 2});
+  reader.load(slices, {.weights_only = true, .upcycles = true});
+  const auto expect = [&](const std::vector<float>& memory, int64_t at, const char* name, int64_t index) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&memory[static_cast<size_t>(at)]);
+    for (int64_t b = 0; b < 4; ++b) ASSERT_EQ(bytes[b], expected_byte(name, 1, index, b)) << name << " " << at;
+  };
+  for (int64_t i = 0; i < 72; ++i) expect(gate, i, "blocks.0.mlp.gate.weight", i % 24);
+  for (int64_t i = 0; i < 12; ++i) expect(down, i, "blocks.0.mlp.down.weight", i / 2 * 4 + 2 + i % 2);
+  EXPECT_EQ(router, std::vector<float>(12, -1)) << "not filled";
+  slices[2].shape = {3, 4, 5};
+  expect_error(Code::checkpoint, {"blocks.0.mlp.gate.weight: [4, 6] in the checkpoint, the run has [4, 5]"},
+               [&] { reader.load(slices, {.weights_only = true, .upcycles = true}); });
+}
+
 TEST(Reader, AnotherOptimizersStateIsRefusedWithAWayOut) {
   Snapshot stored, run;
   stored.optimizer = "muon";
@@ -313,6 +342,29 @@ TEST(Use, NamesEveryKeyOfADifferentModelAtOnce) {
   stored.model_keys = {{"arch", "llama"}, {"seq_len", "32"}, {"tie_embeddings", "true"}};
   run.model_keys = {{"arch", "llama"}, {"seq_len", "16"}, {"tie_embeddings", "false"}};
   require_same_use(stored, run, "there", none_chosen);
+}
+
+TEST(Use, ExpertsMayBeginAsCopiesOfADenseMlp) {
+  Snapshot stored, run;
+  stored.model_keys = {{"arch", "llama"}, {"n_layer", "2"}, {"d_model", "64"}, {"d_ff", "96"}};
+  run.model_keys = {{"arch", "mixtral"}, {"n_layer", "2"},           {"d_model", "64"},  {"d_ff", "0"},
+                    {"n_expert", "8"},   {"experts_per_token", "2"}, {"d_expert", "96"}, {"norm_topk", "true"}};
+  const auto check = [&] { require_same_use(stored, run, "there", [](const std::string&) { return false; }); };
+  check();
+  run.model_keys["d_expert"] = "48";
+  expect_error(Code::checkpoint, {"d_expert: 48 in the run", "d_ff = 96", "--set model.d_expert=96"}, check);
+  run.model_keys["d_expert"] = "96";
+  run.model_keys["norm_topk"] = "false";
+  expect_error(Code::checkpoint, {"norm_topk: false in the run", "model.norm_topk=true"}, check);
+  run.model_keys["norm_topk"] = "true";
+  run.model_keys["d_shared"] = "96";
+  expect_error(Code::checkpoint, {"d_shared: 0 in the checkpoint, the run has 96"}, check);
+  run.model_keys.erase("d_shared");
+  run.model_keys["d_model"] = "32";
+  expect_error(Code::checkpoint, {"d_model: 64 in the checkpoint, the run has 32"}, check);
+  run.model_keys["d_model"] = "64";
+  stored.model_keys["arch"] = "gpt2";
+  expect_error(Code::checkpoint, {"arch: gpt2 in the checkpoint"}, check);
 }
 
 }  // namespace
