@@ -107,8 +107,7 @@ std::string load_all(train::ModelRunner& runner, const fs::path& folder, const c
     reader.load(checkpoint::slices_to_fill(runner.store(), /*states=*/true),
                 {.weights_only = false,
                  .tied = runner.config().model.tie_embeddings.value(),
-                 .elsewhere = runner.names_elsewhere(),
-                 .upcycles = upcycles(runner, reader)});
+                 .elsewhere = runner.names_elsewhere()});
     const checkpoint::Snapshot& stored = reader.header();
     resumed = {folder,
                reader.manifest().sequence,
@@ -229,7 +228,8 @@ std::string load_weights(train::ModelRunner& runner, const checkpoint::Reader& r
     reader.load(checkpoint::slices_to_fill(runner.store(), /*states=*/false),
                 {.weights_only = true,
                  .tied = runner.config().model.tie_embeddings.value(),
-                 .elsewhere = runner.names_elsewhere()});
+                 .elsewhere = runner.names_elsewhere(),
+                 .upcycles = upcycles(runner, reader)});
   });
   if (damage.empty()) runner.store().refresh_compute();
   return damage;
