@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/median.h"
+#include "config/block_linears.h"
 #include "ops/cpu/peak.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
@@ -116,11 +117,13 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
 }
 
 std::vector<Shape> hidden_shapes(const config::Model& m) {
-  const int64_t queries = attention_width(m), keys = key_width(m);
   std::vector<Shape> shapes;
-  for (const Shape& shape : {Shape{m.d_model, queries}, Shape{m.d_model, keys}, Shape{queries, m.d_model},
-                             Shape{m.d_model, m.d_ff}, Shape{m.d_ff, m.d_model}})
-    if (std::ranges::find(shapes, shape) == shapes.end()) shapes.push_back(shape);
+  for (const int64_t layer : {int64_t{0}, m.moe_every - 1})  // the first one, and the first one with experts
+    for (const config::BlockLinear& linear : linears_of(m, layer))
+      for (const config::LinearPart& part : linear.parts) {
+        const Shape shape{linear.in, part.width};
+        if (linear.whole_matrix && std::ranges::find(shapes, shape) == shapes.end()) shapes.push_back(shape);
+      }
   return shapes;
 }
 

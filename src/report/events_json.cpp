@@ -26,11 +26,9 @@ std::string utc_now() {
 std::string experts_text(const StartReport& start) {
   const config::Model& m = start.model;
   if (m.n_expert == 0) return "";
-  const int64_t of_expert = 3 * m.d_model * m.d_expert;  // gate, up and down
-  const int64_t idle = moe_layers(m) * (m.n_expert - m.experts_per_token) * of_expert;
+  const double active = start.flops.matmul / 6;  // weights that multiply a token
   return format("{} per layer, {} per token{}; {} of {} parameters active", m.n_expert, m.experts_per_token,
-                m.d_shared > 0 ? " and a shared one" : "", format_count(start.parameters - idle),
-                format_count(start.parameters));
+                m.d_shared > 0 ? " and a shared one" : "", format_count(active), format_count(start.parameters));
 }
 
 std::string to_text(const Json& value) {
