@@ -137,6 +137,25 @@ class HuggingFace(rig.Runs):
                             status=CHECKPOINT)
         self.assertIn("n_head: 4 in the checkpoint, the run has 2", stderr)
 
+    def test_experts_begin_as_copies_of_a_dense_mlp(self):
+        dense = [*LLAMA, "model.d_ff=48"]
+        self.train("run.dir=dense", "train.steps=3", *dense)
+        self.export("dense", "dense-hf")
+        start = ["train.steps=1", "optim.warmup_steps=0"]
+        experts = ["model.arch=mixtral", *LLAMA[1:], "model.n_expert=4", "model.d_expert=48"]
+        self.train("run.dir=next", "model.init_from=dense", *start, *dense)
+        expected, = (event["loss"] for event in self.events("step", "next"))
+        for source in ("dense", "dense-hf"):
+            run = f"{source}-experts"
+            stderr = self.train(f"run.dir={run}", f"model.init_from={source}", *start, *experts)
+            self.assertIn("copies of whose MLPs are the experts", stderr)
+            loss, = (event["loss"] for event in self.events("step", run))
+            self.assertAlmostEqual(loss, expected, delta=1e-5 * expected)
+        for sets, part in ((["model.norm_topk=false"], "norm_topk: false in the run"),
+                           (["model.d_expert=24"], "d_expert: 24 in the run")):
+            stderr = self.train("run.dir=no", "model.init_from=dense", *start, *experts, *sets, status=CHECKPOINT)
+            self.assertIn(part, stderr)
+
     def test_every_layout_exports_the_bytes_of_one_rank(self):
         layouts = {"tensor": ["parallel.tensor=2"], "zero": ["parallel.data=2", "parallel.zero_stage=1"],
                    "grid": ['parallel.strategy="axonn-4d"', "parallel.grid=[2,1,2]"],

@@ -27,10 +27,11 @@ import torch
 import transformers
 
 torch.set_num_threads(1)  # the models are tiny
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}  # in any type
 
 
 def logits(folder, tokens, output):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **EAGER)
     model.eval()
     ids = torch.from_numpy(numpy.fromfile(tokens, dtype=numpy.int32).astype(numpy.int64))[None]
     with torch.no_grad():
@@ -55,7 +56,7 @@ def gradients(folder, tokens, output):
         torch.set_default_dtype(torch.float64)
         try:
             stored.config.dtype = torch.float64
-            model = transformers.AutoModelForCausalLM.from_config(stored.config, attn_implementation="eager")
+            model = transformers.AutoModelForCausalLM.from_config(stored.config, **EAGER)
             model.load_state_dict(stored.state_dict())
             model.eval()
             logits = model(input_ids=ids[None, :-1]).logits[0]
@@ -98,6 +99,12 @@ FAMILIES = {  # model_type, and differences from SIZES
                                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
     "olmo2": ("olmo2", {}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "intermediate_size": 40}),
+    "olmoe": ("olmoe", {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}),
+    "qwen2_moe": ("qwen2_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                                "shared_expert_intermediate_size": 40}),
+    "qwen3_moe": ("qwen3_moe", {"head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                                "norm_topk_prob": True, "decoder_sparse_step": 2}),
     "llama3": ("llama", rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                              original_max_position_embeddings=256)),
     "yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
@@ -172,7 +179,7 @@ def hidden_pieces(model):
 def train(folder, tokens, options):
     from torch.optim import _muon
     _muon._zeropower_via_newtonschulz = newton_schulz
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **EAGER)
     model.eval()  # no dropout
     length, lr, decay = options["seq_len"], options["lr"], options["weight_decay"]
     ids = torch.from_numpy(numpy.fromfile(tokens, dtype=numpy.int32).astype(numpy.int64))

@@ -23,6 +23,7 @@ FIND_MODULES = "import importlib.util, sys; sys.exit(not all(map(importlib.util.
 LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
 RELATIVES = ["llama", "tied", "wide", "biases", "llama3", "yarn", "mistral", "windows", "qwen2", "qwen3", "some-windows", "smollm3",
              "olmo2"]  # families of transformers_peer.py
+EXPERTS = ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
 
 def find_python():
@@ -121,7 +122,7 @@ class Transformers(rig.Runs):
     def test_imported_models_compute_the_same(self):
         made = [[family, f"{family}-{dtype}", dtype] for family in ("gpt2", "llama", "tied")
                 for dtype in ("float32", "bfloat16", "float16")]
-        made += [[family, family, "float32"] for family in RELATIVES[2:]]
+        made += [[family, family, "float32"] for family in (*RELATIVES[2:], *EXPERTS)]
         self.peer(*(["make", *each] for each in made))
         for _, folder, _ in made:
             self.assertGreater(len(list((self.folder / folder).glob("*.safetensors"))), 1)
@@ -158,6 +159,14 @@ class Transformers(rig.Runs):
                     for mine, other in zip(losses, single, strict=True):
                         self.assertLessEqual(abs(mine - other), 1e-5 * other, name)
 
+    def test_experts_go_back_to_tensors_of_their_own(self):
+        self.peer(*(["make", family, family, "bfloat16"] for family in EXPERTS))
+        for family in EXPERTS:
+            with self.subTest(family):
+                self.trainer("checkpoint", "import", "--format", "hf", "--input", family, "--output", f"{family}-in")
+                self.export(f"{family}-in", f"{family}-out", "--dtype", "bf16")
+                self.assertEqual(*(safetensors.read(self.folder / name) for name in (family, f"{family}-out")))
+
     def write_config(self, folder):
         """Writes FOLDER.toml, the configuration of a run that takes its model from the folder of Hugging Face files."""
         config = (self.folder / "config.toml").read_text()
@@ -173,7 +182,7 @@ class Transformers(rig.Runs):
 
     def test_losses_and_gradients_agree_in_double_precision(self):
         """Compares one window of 48 tokens: the loss to 1e-10, each gradient to 1e-10 of its largest element."""
-        families = ["gpt2", *RELATIVES]
+        families = ["gpt2", *RELATIVES, *EXPERTS]
         self.write_few_tokens(49)
         self.peer(*(["make", family, family, "float32"] for family in families))
         losses = self.peer(*(["gradients", family, "ids", f"{family}-gradients"] for family in families))
@@ -184,7 +193,8 @@ class Transformers(rig.Runs):
         for family, expected in zip(families, losses, strict=True):
             with self.subTest(family):
                 self.write_config(family)
-                self.trainer("--config", f"{family}.toml", "--set", f"run.dir={family}-run", *keys)
+                self.trainer("--config", f"{family}.toml", "--set", f"run.dir={family}-run", *keys,
+                             *(["train.balance_loss=0"] if family in EXPERTS else []))
                 loss, = (event["loss"] for event in self.events("step", f"{family}-run"))
                 self.assertLessEqual(abs(loss - expected), 1e-10 * expected)
                 step, = (self.folder / f"{family}-run/checkpoints").glob("step-*")
@@ -371,6 +381,10 @@ def read_moments(step):
 
 def gradient_of(name, shape, moments, post_norms):
     """Returns the values of a transformers tensor in its own order, put together from the moments."""
+    if experts := re.match(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj$", name):  # [experts, out, in]
+        parts = [moments.pop(f"blocks.{experts[1]}.mlp.experts.{part}.weight") for part in experts[2].split("_")]
+        count, out, width = shape[0], shape[1] // len(parts), shape[2]
+        return [part[(e * width + i) * out + o] for e in range(count) for part in parts for o in range(out) for i in range(width)]
     kind = "bias" if name.endswith(".bias") else "gain" if len(shape) == 1 else "weight"
     inner = re.sub(r"^(transformer|model)\.", "", name).rpartition(".")[0]
     block, layer = "", re.match(r"(?:h|layers)\.(\d+)\.", inner)
@@ -379,10 +393,12 @@ def gradient_of(name, shape, moments, post_norms):
     norms = {"input_layernorm": "norm1", "post_attention_layernorm": "norm1" if post_norms else "norm2",
              "post_feedforward_layernorm": "norm2", "ln_1": "norm1", "ln_2": "norm2", "norm": "norm_f", "ln_f": "norm_f"}
     linears = {"attn.c_attn": "attn.q attn.k attn.v", "attn.c_proj": "attn.o", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
+    linears_of_experts = {"mlp.gate": "mlp.router", "mlp.shared_expert_gate": "mlp.shared_gate"}
     tables = {"embed_tokens": "wte", "wte": "wte", "wpe": "wpe", "lm_head": "head.weight"}
     if inner in tables:
         return moments.pop(tables[inner])
-    ours = norms.get(inner) or linears.get(inner) or re.sub(r"^self_attn\.", "attn.", inner).removesuffix("_proj")
+    ours = (norms.get(inner) or linears.get(inner) or linears_of_experts.get(inner)
+            or re.sub(r"^self_attn\.", "attn.", inner).replace("shared_expert.", "shared.").removesuffix("_proj"))
     parts = [moments.pop(f"{block}{part}.{kind}") for part in ours.split()]
     if kind != "weight":
         return sum(parts, [])

@@ -29,6 +29,11 @@ struct Family {
   double z_loss = 0, z_term = 0;                     // coefficient, and the mean of the term
   std::vector<std::vector<int64_t>> documents = {};  // first rows of each sequence's documents; empty: one document
   std::optional<config::FamilyFacts> facts = {};     // instead of those of arch
+  // With experts: coefficients of the balance loss and of the routers' z-loss, the loss with both, and how often each
+  // expert was chosen, layer by layer.
+  double balance = 0, router_z = 0, objective = 0;
+  std::vector<int64_t> counts = {};
+  bool per_sequence = false;
 };
 
 // StableLM 2 with RoPE on all features of a head: not a family of this program, but facts that exist.
@@ -43,6 +48,9 @@ const std::vector<std::string> kSmall = {"n_layer=2", "n_head=4",  "n_kv_head=2"
                                          "d_ff=20",   "seq_len=8", "norm_eps=1e-6", "rope_theta=1e4"};
 const std::vector<std::string> kLarger = {"n_layer=2", "n_head=4",      "n_kv_head=2",    "d_model=32",   "d_ff=40",
                                           "seq_len=8", "norm_eps=1e-5", "rope_theta=1e4", "rope_factor=4"};
+
+const std::vector<std::string> kExperts = {"n_layer=2",  "n_head=4",   "d_model=16",          "seq_len=8",
+                                           "n_expert=5", "d_expert=6", "experts_per_token=2", "norm_eps=1e-6"};
 
 std::vector<std::string> operator+(std::vector<std::string> all, const std::vector<std::string>& more) {
   all.insert(all.end(), more.begin(), more.end());
@@ -198,14 +206,95 @@ std::vector<Family> families() {
        0,
        {},
        kStableLm.facts},
+      {.name = "mixtral",
+       .vocab = 29,
+       .sets = kExperts + std::vector<std::string>{"arch=mixtral", "n_kv_head=2", "rope_theta=1e6", "norm_eps=1e-5"},
+       .loss = 3.799407871072920,
+       .norm = 4.528748409948188,
+       .gradients = {{"blocks.1.mlp.router.weight", 1, 1, 1.987452947404428e-02, 1.622989698221070e-01},
+                     {"blocks.1.mlp.experts.gate.weight@2", 1, 1, -7.292381466610890e-03, 9.891749916333438e-02},
+                     {"blocks.1.mlp.experts.up.weight@2", 1, 1, 3.730045067403940e-04, 1.191983971808349e-01},
+                     {"blocks.1.mlp.experts.down.weight@2", 1, 1, -6.068361510013652e-03, 6.252373721902701e-02}},
+       .balance = 0.02,
+       .objective = 3.822550227740555,
+       .counts = {12, 6, 11, 2, 1, 6, 7, 5, 9, 5}},
+      {.name = "olmoe",
+       .vocab = 29,
+       .sets = kExperts + std::vector<std::string>{"arch=olmoe", "rope_theta=1e4", "norm_eps=1e-5"},
+       .loss = 3.534367347818247,
+       .norm = 2.571377796554143,
+       .gradients = {{"blocks.1.mlp.router.weight", 1, 1, -2.757626814137742e-03, 7.911948829855234e-02},
+                     {"blocks.1.mlp.experts.gate.weight@2", 1, 1, -4.172476099987257e-03, 2.818535760318848e-02},
+                     {"blocks.1.mlp.experts.up.weight@2", 1, 1, -2.237198809455040e-03, 2.654250037445517e-02},
+                     {"blocks.1.mlp.experts.down.weight@2", 1, 1, -2.522051309025594e-04, 2.935381826233575e-02}},
+       .balance = 0.01,
+       .router_z = 0.001,
+       .objective = 3.550811527828651,
+       .counts = {4, 3, 13, 7, 5, 7, 1, 6, 10, 8}},
+      {.name = "a shared expert (qwen2_moe)",
+       .vocab = 29,
+       .sets = kExperts + std::vector<std::string>{"arch=qwen2_moe", "n_kv_head=2", "rope_theta=1e6", "d_shared=10"},
+       .loss = 3.627687380861351,
+       .norm = 3.030844562529218,
+       .gradients = {{"blocks.1.mlp.router.weight", 1, 1, -4.833383527889980e-02, 2.073411668814294e-01},
+                     {"blocks.1.mlp.experts.gate.weight@2", 1, 1, 3.716630048396033e-04, 9.346773142945088e-02},
+                     {"blocks.1.mlp.experts.up.weight@2", 1, 1, 1.113909121814547e-04, 9.053645416533258e-02},
+                     {"blocks.1.mlp.experts.down.weight@2", 1, 1, 3.820915969012218e-03, 1.037331964090348e-01},
+                     {"blocks.1.mlp.shared_gate.weight", 0, 1, -1.599375839939262e-02, 4.410360449834404e-02}},
+       .balance = 0.05,
+       .objective = 3.692676931422734,
+       .counts = {3, 6, 8, 6, 9, 4, 12, 5, 1, 10},
+       .per_sequence = true},
+      {.name = "experts in one of two layers (qwen3_moe)",
+       .vocab = 29,
+       .sets = kExperts + std::vector<std::string>{"arch=qwen3_moe", "n_kv_head=2", "head_dim=6", "rope_theta=1e6",
+                                                   "moe_every=2", "d_ff=20"},
+       .loss = 3.869441999037714,
+       .norm = 5.883896716954026,
+       .gradients = {{"blocks.1.mlp.router.weight", 1, 1, 1.405367145144819e-02, 1.118911827124618e-01},
+                     {"blocks.1.mlp.experts.gate.weight@2", 1, 1, -2.579220056101692e-03, 1.087562744128790e-02},
+                     {"blocks.1.mlp.experts.up.weight@2", 1, 1, -1.487540702300642e-03, 9.007550885288073e-03},
+                     {"blocks.1.mlp.experts.down.weight@2", 1, 1, -1.473013720590010e-04, 1.358611366368709e-02}},
+       .balance = 0.002,
+       .objective = 3.872461847577755,
+       .counts = {13, 2, 1, 2, 14}},
+      // Mistakes that change the loss.
+      {.name = "mixtral without normalized weights",
+       .vocab = 29,
+       .sets = kExperts + std::vector<std::string>{"arch=mixtral", "n_kv_head=2", "rope_theta=1e6", "norm_eps=1e-5",
+                                                   "norm_topk=false"},
+       .loss = 3.813436264869549},
+      {.name = "mixtral with one expert per token",
+       .vocab = 29,
+       .sets = kExperts + std::vector<std::string>{"arch=mixtral", "n_kv_head=2", "rope_theta=1e6", "norm_eps=1e-5",
+                                                   "experts_per_token=1"},
+       .loss = 3.845667478699608},
+      {.name = "olmoe with normalized weights",
+       .vocab = 29,
+       .sets = kExperts + std::vector<std::string>{"arch=olmoe", "rope_theta=1e4", "norm_eps=1e-5", "norm_topk=true"},
+       .loss = 3.503470383178156},
+      {.name = "qwen3_moe without normalized weights",
+       .vocab = 29,
+       .sets = kExperts + std::vector<std::string>{"arch=qwen3_moe", "n_kv_head=2", "head_dim=6", "rope_theta=1e6",
+                                                   "moe_every=2", "d_ff=20", "norm_topk=false"},
+       .loss = 3.870381309804182},
   };
+}
+
+/// Adds the tensors of a layer's experts, matrix by matrix: "blocks.0.mlp.experts.up.weight@2" is that of expert 2.
+void add_experts(std::vector<std::string>& all, const std::string& mlp, int64_t experts) {
+  all.push_back(mlp + "router.weight");
+  for (int64_t e = 0; e < experts; ++e)
+    for (const char* part : {"gate", "up", "down"}) all.push_back(format("{}experts.{}.weight@{}", mlp, part, e));
+  for (const char* part : {"shared.gate", "shared.up", "shared.down", "shared_gate"})
+    all.push_back(format("{}{}.weight", mlp, part));
 }
 
 /// Returns all tensors that a model may have, in the order in which they are applied; value_at() numbers those present.
 std::vector<std::string> tensor_order(const config::Model& model) {
   std::vector<std::string> all{"wte"};
   const bool post = has_post_norms(model);
-  for (int64_t layer = 0; layer < model.n_layer; ++layer)
+  for (int64_t layer = 0; layer < model.n_layer; ++layer) {
     for (const char* tensor : {post ? "" : "norm1.gain",
                                "norm1.bias",
                                "attn.q.weight",
@@ -228,6 +317,8 @@ std::vector<std::string> tensor_order(const config::Model& model) {
                                "mlp.down.bias",
                                post ? "norm2.gain" : ""})
       all.push_back(format("blocks.{}.{}", layer, tensor));
+    if (is_moe_layer(model, layer)) add_experts(all, format("blocks.{}.mlp.", layer), model.n_expert);
+  }
   all.insert(all.end(), {"norm_f.gain", "norm_f.bias", "head.weight"});
   return all;
 }
@@ -238,18 +329,26 @@ double value_at(const std::string& name, int64_t index, int64_t row, int64_t col
   return name.ends_with(".gain") ? 1 + 0.25 * wave : (name.ends_with(".bias") ? 0.1 : 0.3) * wave;
 }
 
+/// Returns the name of this program's tensor, of which "name@2" is a matrix, and the index of the matrix.
+std::pair<std::string, int64_t> tensor_of(const std::string& name) {
+  const size_t at = name.find('@');
+  return {name.substr(0, at), at == std::string::npos ? 0 : std::stoi(name.substr(at + 1))};
+}
+
 /// Maps transformers' (row, col) to this program's tensor: linears are [in, out] here and [out, in] in transformers.
 struct Placed {
-  explicit Placed(const params::Param& param)
+  explicit Placed(const params::Param& param, int64_t slice = 0)
       : turned(param.name.ends_with(".weight") && param.name != "head.weight"),
-        rows(param.shape[turned ? 1 : 0]),
-        cols(param.shape.dims() == 1 ? 1 : param.shape[turned ? 0 : 1]) {}
+        rows(param.shape[turned ? -1 : 0]),
+        cols(param.shape.dims() == 1 ? 1 : param.shape[turned ? -2 : 1]),
+        first(slice * rows * cols) {}
   size_t at(int64_t row, int64_t col) const {
-    return static_cast<size_t>(turned ? col * rows + row : row * cols + col);
+    return static_cast<size_t>(first + (turned ? col * rows + row : row * cols + col));
   }
 
   bool turned;
   int64_t rows, cols;  // in transformers
+  int64_t first;       // of the matrix in its tensor
 };
 
 struct Families : ::testing::TestWithParam<config::Recompute> {};
@@ -267,10 +366,11 @@ TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
     Named weights;
     int64_t index = 0;
     for (const std::string& name : tensor_order(model)) {
-      const auto found = params.find(name);
+      const auto [tensor, slice] = tensor_of(name);
+      const auto found = params.find(tensor);
       if (found == params.end()) continue;
-      const Placed placed(found->second);
-      std::vector<double>& values = weights[name];
+      const Placed placed(found->second, slice);
+      std::vector<double>& values = weights[tensor];
       values.resize(static_cast<size_t>(found->second.shape.count()));
       for (int64_t row = 0; row < placed.rows; ++row)
         for (int64_t col = 0; col < placed.cols; ++col) values[placed.at(row, col)] = value_at(name, index, row, col);
@@ -291,18 +391,30 @@ TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
         batch.first_keys.push_back(static_cast<int32_t>(*(std::ranges::upper_bound(starts, t) - 1)));
       }
     EXPECT_NEAR(rig.loss(batch), family.loss, 1e-12);
+    if (family.norm == 0) continue;
+    if (rig.routing) rig.routing->per_sequence = family.per_sequence;
+    rig.balance_loss = family.balance;
+    rig.router_z_loss = family.router_z;
     rig.z_loss = family.z_loss;
     EXPECT_NEAR(rig.step({batch}), family.loss, 1e-12);
     EXPECT_NEAR(rig.z_term, family.z_term, 1e-12);
+    if (rig.routing) {
+      EXPECT_NEAR(family.loss + family.balance * rig.balance_term + family.router_z * rig.router_z_term,
+                  family.objective, 1e-12);
+      EXPECT_EQ(std::vector(rig.routing->counts().begin(), rig.routing->counts().end()), family.counts);
+    }
     const Named gradients = rig.gradients();
     double squares = 0;
     for (const auto& [name, values] : gradients) squares += norm_of(values) * norm_of(values);
     EXPECT_NEAR(std::sqrt(squares), family.norm, 1e-11 * family.norm);
     for (const Gradient& expected : family.gradients) {
-      const std::vector<double>& values = gradients.at(expected.tensor);
-      EXPECT_NEAR(norm_of(values), expected.norm, 1e-11 * expected.norm) << expected.tensor;
-      EXPECT_NEAR(values[Placed(params.at(expected.tensor)).at(expected.row, expected.col)], expected.entry,
-                  1e-12 * expected.norm)
+      const auto [name, slice] = tensor_of(expected.tensor);
+      const std::vector<double>& values = gradients.at(name);
+      const Placed placed(params.at(name), slice);
+      const auto first = values.begin() + placed.first;
+      EXPECT_NEAR(norm_of({first, first + placed.rows * placed.cols}), expected.norm, 1e-11 * expected.norm)
+          << expected.tensor;
+      EXPECT_NEAR(values[placed.at(expected.row, expected.col)], expected.entry, 1e-12 * expected.norm)
           << expected.tensor;
     }
   }
