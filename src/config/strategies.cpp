@@ -286,6 +286,7 @@ sharding::ModelSharding sharding_of(const Config& config) {
   s.overlap = config.parallel.overlap_all_reduce;
   s.wide_sums = config.parallel.sum_dtype == DType::f32;
   const Parallel& p = config.parallel;
+  s.expert_buffer = p.expert_buffer;
   return add_stages(std::move(s), {p.stages, p.chunks, p.pipeline_schedule, p.stage_layers});
 }
 

@@ -10,7 +10,7 @@ namespace trainer::parallel {
 
 int64_t exchange_capacity(int64_t ranks, int64_t experts, int64_t rows, int64_t chosen, double buffer) {
   const int64_t own = experts / ranks, pairs = rows * chosen;
-  // Of a rank's pairs, balanced routing gives each expert one more than another expert at most.
+  // Balanced routing gives an expert at most one more of a rank's pairs than it gives to other experts.
   const int64_t balanced = ranks * (pairs / experts * own + std::min(pairs % experts, own));
   const auto buffered = static_cast<int64_t>(std::ceil(buffer * static_cast<double>(pairs)));
   return std::min(round_up(std::max(buffered, balanced), int64_t{32}), ranks * rows * std::min(chosen, own));
@@ -78,6 +78,12 @@ int64_t ExchangePlan::rows(int64_t round, int source, int destination) const {
   for (int64_t i = 0; i < experts_per_rank(); ++i)
     rows += places(round, source, destination * experts_per_rank() + i).count;
   return rows;
+}
+
+int64_t ExchangePlan::arriving(int64_t round) const {
+  int64_t all = 0;
+  for (int source = 0; source < ranks_; ++source) all += rows(round, source, rank_);
+  return all;
 }
 
 std::span<const int64_t> ExchangePlan::expert_rows(int64_t round) {

@@ -30,10 +30,12 @@ class ExchangePlan {
   int64_t rounds() const { return rounds_; }
   /// Returns the rows of the whole group, of this round and later ones, whose expert is on a different rank.
   int64_t away(int64_t from_round) const;
+  /// Returns the number of rows that this rank receives in a round.
+  int64_t arriving(int64_t round) const;
   /// Returns the rows of each of this rank's experts in a round; valid until the next call.
   std::span<const int64_t> expert_rows(int64_t round);
   /// Returns the elements of the messages of a round, `width` per row; `back`: those that return the rows. Messages of
-  /// one round in flight at the same time may have two widths, 1 and another one.
+  /// one round in flight at the same time may have two widths, 1 and a larger one.
   comm::PeerCounts counts(int64_t round, int64_t width, bool back);
   /// Returns the rows that this rank sends to a destination, as a range of its sorted rows.
   comm::Chunk sent_rows(int64_t round, int destination) const;
@@ -56,7 +58,7 @@ class ExchangePlan {
   int64_t rounds_ = 1;
   std::vector<int64_t> counts_, first_;  // [source, expert]; the place of the first of these rows in their order
   std::vector<int64_t> expert_rows_;
-  std::array<std::vector<int64_t>, 4> sent_, received_;  // of counts(): to, back; of width 1, of another width
+  std::array<std::vector<int64_t>, 4> sent_, received_;  // results of counts(), by direction and by width, 1 or larger
 };
 
 }  // namespace trainer::parallel

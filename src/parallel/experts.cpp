@@ -1,6 +1,7 @@
 #include "parallel/experts.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "ops/grouped_gemm.h"
 #include "ops/routing.h"
@@ -11,9 +12,6 @@ namespace {
 using config::Role;
 using mesh::Layout;
 using mesh::split;
-
-/// Views a vector as rows of one element.
-Tensor column(const Tensor& x) { return x.reshape({x.count(), 1}); }
 
 AxisSet reduced(const sharding::LinearSharding& grid) { return grid.rows & ~grid.flat; }
 
@@ -28,18 +26,21 @@ Weights add_linear(ParamStore& store, const LayerSpec& spec, const LinearSpec& l
           [](const LinearPart&, const Layout& whole) -> Weights::Placed { return {whole}; }};
 }
 
-/// Adds a linear of the experts, a tensor [E, in, out] for each part, sharded as `grid`.
-params::SlotId add_experts(ParamStore& store, const LayerSpec& spec, Site site, const sharding::LinearSharding& grid) {
+/// Adds a linear of the experts, a tensor [E, in, out] for each part, sharded as `grid`, but with experts instead of
+/// rows along `divided`.
+params::SlotId add_experts(ParamStore& store, const LayerSpec& spec, Site site, const sharding::LinearSharding& grid,
+                           AxisSet divided) {
   const LinearSpec linear = spec.linear(site, Role::experts);
   std::vector<params::SlotPart> parts;
   for (const LinearPart& part : linear.parts)
     parts.push_back({.name = part.name + ".weight",
                      .layout = store.replicated({linear.matrices, linear.in, part.width})
+                                   .with(divided, split(0))
                                    .with(grid.contraction, split(1))
                                    .with(grid.cols, split(2))
-                                   .with(grid.flat, mesh::kFlat),
+                                   .with(grid.flat & ~divided, mesh::kFlat),
                      .init = {params::Init::Kind::normal, linear.init_std},
-                     .sum_over = reduced(grid),
+                     .sum_over = reduced(grid) & ~divided,
                      .hidden = true});
   return store.add_slot(spec.group, std::move(parts));
 }
@@ -50,6 +51,7 @@ Experts::Experts(const Ranks& ranks, ParamStore& store, const LayerSpec& spec, c
     : ranks_(ranks),
       store_(store),
       stream_(sharding.layer(spec.layer).stream),
+      divided_(sharding.wide(sharding.layer(spec.layer).experts)),
       up_(sharding.layer(spec.layer).at(Site::up)),
       down_(sharding.layer(spec.layer).at(Site::down)),
       width_(spec.model.d_model),
@@ -60,12 +62,13 @@ Experts::Experts(const Ranks& ranks, ParamStore& store, const LayerSpec& spec, c
       replicas_(sharding.data()),
       reports_(ranks.index(sharding.all() & ~(sharding.data() | sharding.stage_axis() | up_.rows)) == 0),
       adds_router_(ranks.index(up_.cols) == 0),
-      rows_(static_cast<size_t>(experts_)) {
+      counted_(static_cast<size_t>(experts_)) {
+  if (divided_ != 0) exchange_.emplace(ranks, divided_, up_.rows, experts_, chosen_, sharding.expert_buffer);
   sharding::LinearSharding whole = up_;  // router and gate
   whole.cols = 0;
   router_.emplace(add_linear(store, spec, spec.linear(Site::up, Role::router), whole));
-  experts_up_ = add_experts(store, spec, Site::up, up_);
-  experts_down_ = add_experts(store, spec, Site::down, down_);
+  experts_up_ = add_experts(store, spec, Site::up, up_, divided_);
+  experts_down_ = add_experts(store, spec, Site::down, down_, divided_);
   if (spec.model.d_shared == 0) return;
   const auto add = [&](Site site, Role role, const sharding::LinearSharding& grid) {
     return add_linear(store, spec, spec.linear(site, role), grid);
@@ -89,19 +92,27 @@ void Experts::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
     activate_shared(ex, r);
   }
   count_rows(ex, batch, r);
-  Scratch sorted = ex.take("experts.x", {x.x.rows() * chosen_, width_}, x.x.dtype);
-  ops::run(ex, ops::GatherRows{.x = x, .index = r.order, .y = sorted, .per_row = chosen_});
-  x.owner.reset();
-  s.pre = ex.take("experts.pre", {sorted.tensor().rows(), store_.box(experts_up_)[1]}, sorted.tensor().dtype);
-  {
-    const params::WeightCache::Held weights = store_.weights().hold(ex, experts_up_);
-    ops::run(ex, ops::GroupedGemm{.a = sorted, .b = weights, .c = s.pre, .rows = rows_});
+  Scratch rows_of_experts = sorted(ex, batch, x, r, chosen_);
+  if (exchanges(batch)) {
+    r.row_weights = sorted(ex, batch, column(r.weights), r, 1);
+    r.x.emplace(std::move(x));
   }
-  sorted.reset();
+  x.owner.reset();
+  s.pre = ex.take("experts.pre", {rows_of_experts.tensor().rows(), store_.box(experts_up_)[1]},
+                  rows_of_experts.tensor().dtype);
+  held_up_.emplace(store_.weights().hold(ex, experts_up_));
+  ops::run(ex, ops::GroupedGemm{.a = rows_of_experts, .b = *held_up_, .c = s.pre, .rows = rows_});
+  if (exchanges(batch))
+    r.rows = std::move(rows_of_experts);
+  else
+    held_up_.reset();
+  rows_of_experts.reset();
   activate(ex, s);
   if (batch.keep) return;
   s.pre.reset();
   r.shared_pre.reset();
+  r.rows.reset();
+  r.row_weights.reset();
 }
 
 void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
@@ -133,39 +144,10 @@ void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
   r.order = ex.take("router.order", {n * chosen_}, DType::i32);
   r.place = ex.take("router.place", {n * chosen_}, DType::i32);
   ops::run(ex, ops::SortRows{.choices = r.choices, .order = r.order, .place = r.place, .experts = experts_});
+  if (exchanges(batch) && !r.all_counts) r.all_counts = exchange_->gather(ex, r.counts);
   if (again || ex.device.dry() || batch.routing == nullptr || !reports_) return;
   const Tensor& counts = counts_.get(ex.device, r.counts);
   batch.routing->count(index_, {counts.as<int32_t>(), static_cast<size_t>(counts.count())});
-}
-
-// A dry device has no counts: those of debug.balanced_routing take their place.
-void Experts::count_rows(Exec& ex, const Batch& batch, const Routed& r) {
-  std::ranges::fill(rows_, 0);
-  if (ex.device.dry()) {
-    const int64_t pairs = r.choices.tensor().count();
-    const int64_t first = ranks_.tile({.rows = up_.rows}, batch.rows(), width_).first_row * chosen_;
-    for (int64_t e = 0; e < experts_; ++e)
-      rows_[static_cast<size_t>((first + e) % experts_)] = pairs / experts_ + (e < pairs % experts_);
-    return;
-  }
-  const Tensor& counts = counts_.get(ex.device, r.counts);
-  for (int64_t i = 0; i < counts.count(); ++i) rows_[static_cast<size_t>(i % experts_)] += counts.as<int32_t>()[i];
-}
-
-Scratch Experts::sorted_weights(Exec& ex, const Routed& r) const {
-  const Tensor weights = r.weights;
-  Scratch sorted = ex.take("experts.weights", {weights.count(), 1}, weights.dtype);
-  ops::run(ex, ops::GatherRows{.x = column(weights), .index = r.order, .y = sorted});
-  return sorted;
-}
-
-void Experts::activate(Exec& ex, Saved& s) const {
-  const Tensor pre = s.pre;
-  const Scratch weights = sorted_weights(ex, s.routed);
-  s.z = ex.take("experts.z", {pre.rows(), pre.cols() / 2}, pre.dtype);
-  ops::run(ex,
-           ops::SwigluForward{
-               .gate = gate_of(pre), .up = up_of(pre), .y = s.z, .weights = weights.tensor().reshape({pre.rows()})});
 }
 
 void Experts::activate_shared(Exec& ex, Routed& r) const {
@@ -179,19 +161,22 @@ void Experts::activate_shared(Exec& ex, Routed& r) const {
 
 Scratch Experts::output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& s) {
   const Rows rows = batch.rows();
-  const Layout partial = used(rows).with(down_.contraction, mesh::kPartial);
+  const AxisSet summed = down_.contraction | (batch.cut ? AxisSet{0} : divided_);
+  const Layout partial = used(rows).with(summed, mesh::kPartial);
   const bool moves = partial != home(rows), in_place = !moves && !fusion.dropout;
   const Tensor z = s.z;
   Scratch sorted = ex.take("experts.y", {z.rows(), width_}, z.dtype);
-  {
-    const params::WeightCache::Held weights = store_.weights().hold(ex, experts_down_);
-    ops::run(ex, ops::GroupedGemm{.a = z, .b = weights, .c = sorted, .rows = rows_});
-  }
-  Scratch y = ex.take("mlp.y", {z.rows() / chosen_, width_}, ranks_.sum_type(down_.contraction, z.dtype));
+  held_down_.emplace(store_.weights().hold(ex, experts_down_));
+  ops::run(ex, ops::GroupedGemm{.a = z, .b = *held_down_, .c = sorted, .rows = rows_});
+  sorted = all_outputs(ex, batch, s.routed, std::move(sorted));
+  held_up_.reset();
+  held_down_.reset();
+  Scratch y = ex.take("mlp.y", {sorted.tensor().rows() / chosen_, width_}, ranks_.sum_type(summed, z.dtype));
   ops::run(ex, ops::CombineRows{
                    .rows = sorted, .place = s.routed.place, .y = y, .residual = in_place ? fusion.residual : Tensor()});
   sorted.reset();
-  if (shared_) shared_->down.multiply(ex, s.routed.shared_z, y, {.residual = y});
+  if (shared_ && (batch.cut || ranks_.index(divided_) == 0))
+    shared_->down.multiply(ex, s.routed.shared_z, y, {.residual = y});
   if (moves) y = ranks_.start_move(ex, partial, home(rows), std::move(y)).finish(ex);
   y = cast_to(ex, std::move(y), z.dtype);
   if (fusion.dropout)
@@ -203,37 +188,37 @@ Scratch Experts::output(Exec& ex, const Batch& batch, const ForwardFusion& fusio
 
 Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, GradSink& grads) {
   Routed& r = s.routed;
+  held_up_.reset();  // of a recomputed forward pass
+  r.x.reset();
   if (Scratch moved = ranks_.start_move(ex, home(batch.rows()), used(batch.rows()), dy).finish(ex))
     dy = std::move(moved);
   const int64_t n = dy.x.rows(), pairs = n * chosen_;
   const DType type = dy.x.dtype, wide = accumulator_of(type);
   count_rows(ex, batch, r);
   if (!s.z) activate(ex, s);
-  Scratch sorted = ex.take("experts.dy", {pairs, width_}, type);
-  ops::run(ex, ops::GatherRows{.x = dy, .index = r.order, .y = sorted, .per_row = chosen_});
+  Scratch rows = sorted(ex, batch, dy, r, chosen_);
   Scratch dz = ex.take("experts.dz", s.z.tensor().shape, type);
-  {
-    const params::WeightCache::Held weights = store_.weights().hold(ex, experts_down_);
-    ops::run(ex, ops::GroupedGemm{.a = sorted, .b = weights, .c = dz, .rows = rows_, .trans_b = true});
-  }
+  held_down_.emplace(store_.weights().hold(ex, experts_down_));
+  ops::run(ex, ops::GroupedGemm{.a = rows, .b = *held_down_, .c = dz, .rows = rows_, .trans_b = true});
+  if (!exchange_) held_down_.reset();
   const params::GradSlot dw = grads.slot(ex, experts_down_);
   ops::run(ex, ops::GroupedWeightGradient{
-                   .x = s.z, .dy = sorted, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
-  grads.complete(ex, experts_down_);
-  sorted.reset();
+                   .x = s.z, .dy = rows, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
+  dw_down_ = dw.tensor;
+  if (!exchange_) grads.complete(ex, experts_down_);
+  rows.reset();
   s.z.reset();
   r.dweights = ex.take("experts.dweights", {n * (chosen_ + (shared_ ? 1 : 0))}, wide);
   {
     const Tensor pre = s.pre;
-    const Scratch weights = sorted_weights(ex, r), dweights = ex.take("experts.dweights", {pairs, 1}, wide);
-    ops::run(ex, ops::SwigluBackward{.dy = dz,
-                                     .gate = gate_of(pre),
-                                     .up = up_of(pre),
-                                     .dgate = gate_of(pre),
-                                     .dup = up_of(pre),
-                                     .weights = weights.tensor().reshape({pairs}),
-                                     .dweights = dweights.tensor().reshape({pairs})});
-    ops::run(ex, ops::GatherRows{.x = dweights, .index = r.place, .y = column(r.dweights.tensor().range(0, pairs))});
+    Scratch memory, dweights = ex.take("experts.dweights", {pre.rows(), 1}, wide);
+    activation_gradient(ex, dz, pre, weights_of_rows(ex, r, memory), dweights);
+    if (exchange_) {
+      r.sorted_dweights = ex.take("experts.dweights.all", {pairs, 1}, wide);
+      exchange_->give_back(ex, 0, dweights, r.sorted_dweights);
+    } else {
+      ops::run(ex, ops::GatherRows{.x = dweights, .index = r.place, .y = column(r.dweights.tensor().range(0, pairs))});
+    }
   }
   dz.reset();
   if (shared_) {
@@ -251,6 +236,7 @@ Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, Gr
                                      .weights = r.shared_gate.tensor().reshape({n}),
                                      .dweights = r.dweights.tensor().range(pairs, n)});
   }
+  if (exchange_) r.dy.emplace(std::move(dy));
   return std::move(s.pre);
 }
 
@@ -263,18 +249,27 @@ Scratch Experts::input_gradient(Exec& ex, const Batch& batch, const Tensor& d, c
   const Tensor own = moved ? moved.tensor() : x;
   const int64_t n = own.rows(), pairs = n * chosen_;
   // Both overlap with the GEMMs.
-  comm::Ticket weights_summed = start_sum(ex, up_.cols, r.dweights);
+  comm::Ticket weights_summed = exchange_ ? comm::Ticket() : start_sum(ex, up_.cols, r.dweights);
   comm::Ticket counted = start_counting(ex, batch, n, r);
-  Scratch sorted = ex.take("experts.x", {pairs, width_}, own.dtype);
-  ops::run(ex, ops::GatherRows{.x = own, .index = r.order, .y = sorted, .per_row = chosen_});
+  Scratch rows_of_experts = exchange_ ? std::move(r.rows) : this->sorted(ex, batch, own, r, chosen_);
   const params::GradSlot dw = grads.slot(ex, experts_up_);
   ops::run(ex, ops::GroupedWeightGradient{
-                   .x = sorted, .dy = d, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
-  grads.complete(ex, experts_up_);
-  {
-    const params::WeightCache::Held weights = store_.weights().hold(ex, experts_up_);
-    ops::run(ex, ops::GroupedGemm{.a = d, .b = weights, .c = sorted, .rows = rows_, .trans_b = true});
+                   .x = rows_of_experts, .dy = d, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
+  if (!exchange_) grads.complete(ex, experts_up_);
+  held_up_.emplace(store_.weights().hold(ex, experts_up_));
+  ops::run(ex, ops::GroupedGemm{.a = d, .b = *held_up_, .c = rows_of_experts, .rows = rows_, .trans_b = true});
+  Scratch sorted = std::move(rows_of_experts);
+  if (exchange_) {
+    sorted = all_input_gradients(ex, own, dw.tensor, r, std::move(sorted));
+    held_down_.reset();
+    grads.complete(ex, experts_down_);
+    grads.complete(ex, experts_up_);
+    if (batch.routing != nullptr) batch.routing->exchanged(divided_, exchange_->take_unplanned_bytes());
+    ops::run(ex, ops::GatherRows{
+                     .x = r.sorted_dweights, .index = r.place, .y = column(r.dweights.tensor().range(0, pairs))});
+    weights_summed = start_sum(ex, up_.cols, r.dweights);
   }
+  held_up_.reset();
   Scratch dx = ex.take("mlp.dx", {n, width_}, ranks_.sum_type(up_.cols, own.dtype));
   ops::run(ex, ops::CombineRows{.rows = sorted, .place = r.place, .y = dx});
   sorted.reset();
@@ -345,9 +340,10 @@ void Experts::forget(Saved& s, config::Recompute recompute) const {
   s.routed.shared_z.reset();
   if (recompute != config::Recompute::full) return;
   s.pre.reset();
-  Scratch choices = std::move(s.routed.choices);
+  Scratch choices = std::move(s.routed.choices), all_counts = std::move(s.routed.all_counts);
   s.routed = {};
   s.routed.choices = std::move(choices);
+  s.routed.all_counts = std::move(all_counts);
 }
 
 }  // namespace trainer::parallel

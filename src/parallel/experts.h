@@ -12,13 +12,21 @@
 // only y and dx are partial sums, over the ranks that have different columns of `up`. Router and v are sharded as `up`
 // without its columns, so the ranks of these compute the same choices; one of them adds their part of dx.
 //
+// Along Layer::experts, ranks have different experts: they send each other rows (parallel/row_exchange.h). With uneven
+// loads that takes several rounds; what the first one computes is saved, later ones compute it again in the backward
+// pass. In generation, where all ranks have the same rows, each computes those of its experts.
+//
 // Rows of the loss: the balance loss of a layer is E·Σ f·P, with P the mean of p over rows, and f the share of an
 // expert among the choices, a constant of the gradient, of the micro-step's rows on all replicas or of a sequence.
 #include "parallel/mlp.h"
 #include "parallel/routing.h"
+#include "parallel/row_exchange.h"
 #include "parallel/weights.h"
 
 namespace trainer::parallel {
+
+/// Views a vector as rows of one element.
+inline Tensor column(const Tensor& x) { return x.reshape({x.count(), 1}); }
 
 class Experts final : public Mlp {
  public:
@@ -44,11 +52,27 @@ class Experts final : public Mlp {
   /// Sets what backward() and input_gradient() need to know of the router; chooses again only if the saved choices are
   /// missing, so that recomputation cannot route differently.
   void route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r);
-  /// Sets rows_ from the counts. Waits for the device.
+  bool exchanges(const Batch& batch) const { return exchange_ && batch.cut; }
+  /// Sets the rows of this rank's experts, of the first round, from the counts. Waits for the device.
   void count_rows(Exec& ex, const Batch& batch, const Routed& r);
-  /// Returns the experts' weights in the order of their rows, [n·k, 1].
-  Scratch sorted_weights(Exec& ex, const Routed& r) const;
+  /// Sets the rows of this rank's experts in a round.
+  void begin_round(int64_t round);
+  /// Returns x [n·k, W], row i / per_row of which belongs to pair i, or its rows for this rank's experts, sorted.
+  Scratch sorted(Exec& ex, const Batch& batch, const Tensor& x, const Routed& r, int64_t per_row);
+  /// Returns the weights of this rank's experts' rows; `memory` holds them if they are not saved.
+  Tensor weights_of_rows(Exec& ex, const Routed& r, Scratch& memory) const;
+  /// Returns the rows [n·k, H] of all experts, sorted, given those of this rank's in the first round, and runs the
+  /// other rounds.
+  Scratch all_outputs(Exec& ex, const Batch& batch, Routed& r, Scratch&& y);
+  /// Sends gradients of x back as all_outputs() sends y, and runs the other rounds of the backward pass.
+  Scratch all_input_gradients(Exec& ex, const Tensor& x, const Tensor& dw_up, Routed& r, Scratch&& dx);
   void activate(Exec& ex, Saved& saved) const;
+  /// Compute z and the gradients of pre, in its place, and of the weights, of the first `total_` rows.
+  void activate(Exec& ex, const Tensor& pre, const Tensor& weights, const Tensor& z) const;
+  void activation_gradient(Exec& ex, const Tensor& dz, const Tensor& pre, const Tensor& weights,
+                           const Tensor& dweights) const;
+  /// Copies the rows of this rank's experts to their places among all sorted rows; the others become 0.
+  void scatter_own(Exec& ex, const Tensor& own, const Tensor& sorted);
   void activate_shared(Exec& ex, Routed& r) const;
   /// Starts to sum x over ranks; returns a closed ticket if there is one rank.
   comm::Ticket start_sum(Exec& ex, AxisSet axes, const Tensor& x) const;
@@ -61,6 +85,7 @@ class Experts final : public Mlp {
   const Ranks ranks_;
   ParamStore& store_;
   const Spread stream_;
+  const AxisSet divided_;  // ranks along these axes have different experts
   const sharding::LinearSharding up_, down_;
   const int64_t width_, experts_, chosen_;  // H, E, k
   const bool normalize_;
@@ -73,7 +98,13 @@ class Experts final : public Mlp {
   std::optional<Shared> shared_;
   // Of the pass that runs:
   HostCopy counts_;
-  std::vector<int64_t> rows_;  // by expert: rows of the grouped GEMMs
+  std::vector<int64_t> counted_;   // by expert: rows of this rank's tokens
+  std::span<const int64_t> rows_;  // by this rank's experts: rows of the grouped GEMMs
+  int64_t first_ = 0, total_ = 0;  // the first of these rows among the sorted ones, and their number
+  std::optional<RowExchange> exchange_;
+  std::vector<int32_t> own_rows_;
+  Tensor dw_down_;  // from backward() to input_gradient()
+  std::optional<params::WeightCache::Held> held_up_, held_down_;
 };
 
 }  // namespace trainer::parallel

@@ -16,7 +16,13 @@ struct Routed {
   Scratch weights;       // [n, k] their weights
   Scratch counts;        // [sequences or 1, E] how often each expert was chosen
   Scratch order, place;  // [n·k] the pairs (row, choice) by expert, and the inverse permutation
-  Scratch dweights;      // [n·(k + 1)] from backward() to input_gradient(): the gradients of weights, then of gates
+  // Only if several ranks divide the experts; R: the rows that their exchange moves at most.
+  Scratch all_counts;         // [ranks · lines of counts, E] counts of all ranks; kept under `full`
+  Scratch rows, row_weights;  // [R, H], [R, 1] the rows of this rank's experts in the first round, and their weights
+  std::optional<Operand> x;   // from forward() to output(): the input, for later rounds
+  std::optional<Operand> dy;  // from backward() to input_gradient()
+  Scratch sorted_dweights;    // [n·k, 1], likewise
+  Scratch dweights;  // [n·(k + 1)] from backward() to input_gradient(): the gradients of weights, then of gates
   Scratch shared_pre, shared_z, shared_gate;  // of the shared expert: [n, 2F], [n, F], [n, 1]
 };
 
@@ -24,7 +30,7 @@ struct Routed {
 class Mlp {
  public:
   struct Saved {
-    Scratch pre;  // [N, F] gelu's input, or [N, 2F] gate ‖ up; with experts N·k rows, by expert
+    Scratch pre;  // [N, F] gelu's input, or [N, 2F] gate ‖ up; with experts N·k rows or R rows, by expert
     Scratch z;    // [N, F] input of the down projection; rebuilt under `selective`
     Routed routed;
   };

@@ -13,6 +13,7 @@ Routing::Routing(device::Device& device, DType accumulator, int64_t layers, int6
 
 void Routing::begin_step() {
   std::ranges::fill(counts_, 0);
+  for (auto& [axes, bytes] : unplanned_) bytes = 0;
   std::fill(written_.begin(), written_.end(), false);
 }
 

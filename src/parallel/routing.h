@@ -1,9 +1,11 @@
 #pragma once
 // Routing: what the routers of layers with experts contribute to a step's losses and statistics, on one rank.
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
+#include "mesh/mesh_shape.h"
 #include "tensor/buffer.h"
 #include "tensor/host_copy.h"
 
@@ -37,6 +39,10 @@ class Routing {
   };
   Sums sums(int64_t layer);
 
+  /// Adds bytes that an exchange along these axes sent beyond those of balanced routing, which are planned.
+  void exchanged(mesh::AxisSet axes, int64_t bytes) { unplanned_[axes] += bytes; }
+  const std::map<mesh::AxisSet, int64_t>& unplanned_bytes() const { return unplanned_; }
+
   /// Returns this rank's terms of the step. Waits for the device.
   RouterTerms terms();
   /// Returns this rank's counts of the step, [layers · E].
@@ -46,6 +52,7 @@ class Routing {
   device::Device& device_;
   int64_t experts_;
   std::vector<int64_t> counts_;
+  std::map<mesh::AxisSet, int64_t> unplanned_;
   std::vector<bool> written_;  // by layer: sums_ has terms of this step
   Buffer sums_;                // [layers, 3]
   HostCopy on_host_;

@@ -179,10 +179,10 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   wait_seconds_ += r.phase_ms.comm_exposed * 1e-3;
   if (!first_step_) first_step_ = r;
   last_step_ = r;
-  if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
+  const CommBytes expected = trainer.expected_comm_bytes(plan_.comm_bytes);
+  if (!r.skipped && !bytes_differ_ && r.comm_bytes != expected) {
     bytes_differ_ = true;
-    warn(r.step,
-         format("step {} sent {}, but {} was predicted", r.step, comm_text(r.comm_bytes), comm_text(plan_.comm_bytes)));
+    warn(r.step, format("step {} sent {}, but {} was predicted", r.step, comm_text(r.comm_bytes), comm_text(expected)));
   }
   if (progress_) progress_->step(r);
 }

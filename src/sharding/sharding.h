@@ -103,9 +103,10 @@ struct ModelSharding {
   std::vector<Layer> layers = {Layer()};
   Spread head;  // the residual stream at the final norm and the head
   VocabSpread table;
-  bool overlap = true;     // false: collectives on activations block immediately (no overlap)
-  bool wide_sums = false;  // partial sums of activations are communicated in the accumulator type
-  Stages stages;           // along stage_axis(); everything else describes the ranks of one stage
+  bool overlap = true;         // false: collectives on activations block immediately (no overlap)
+  bool wide_sums = false;      // partial sums of activations are communicated in the accumulator type
+  double expert_buffer = 1.5;  // rows that ranks with different experts receive per round, relative to the mean
+  Stages stages;               // along stage_axis(); everything else describes the ranks of one stage
 
   /// Returns the product of these axes' sizes.
   int64_t ranks(AxisSet set) const;

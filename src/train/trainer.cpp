@@ -472,6 +472,13 @@ UpdateCost Trainer::cost_of_update(const std::map<CommKey, CommCount>& before) c
   return cost;
 }
 
+CommBytes Trainer::expected_comm_bytes(CommBytes planned) const {
+  if (!routing_) return planned;
+  for (const auto& [axes, bytes] : routing_->unplanned_bytes())
+    planned[mesh_.shape().name_of(axes)][std::string(name_of(CommOp::all_to_all))] += bytes;
+  return planned;
+}
+
 CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {
   CommBytes bytes;
   for (const auto& [key, count] : counts)

@@ -111,6 +111,8 @@ class Trainer : public ModelRunner {
   /// Returns the work of an update, as plan() counted it.
   const UpdateCost& update_cost() const { return update_cost_; }
   /// Returns the wire bytes that a meter counted, by axis and operation name, without control messages.
+  /// Returns the communication of the last step, given its plan, with what experts exchanged beyond balanced routing.
+  CommBytes expected_comm_bytes(CommBytes planned) const;
   CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
   /// Returns the graphs of micro-steps; after plan(), those of training.

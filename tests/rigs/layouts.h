@@ -110,11 +110,12 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), true))
       collect(result.state, slice);
     result.bytes.resize(static_cast<size_t>(world.size()));
-    result.bytes[static_cast<size_t>(world.rank())] = {run.trainer.comm_bytes(run.trainer.meter().comm()),
-                                                       run.trainer.comm_bytes_per_step()};
+    result.bytes[static_cast<size_t>(world.rank())] = {
+        run.trainer.comm_bytes(run.trainer.meter().comm()),
+        run.trainer.expected_comm_bytes(run.trainer.comm_bytes_per_step())};
     if (!world.first()) return;
     result.measured = run.trainer.comm_bytes(run.trainer.meter().comm());
-    result.predicted = run.trainer.comm_bytes_per_step();
+    result.predicted = run.trainer.expected_comm_bytes(run.trainer.comm_bytes_per_step());
     result.optimizer_bytes = run.trainer.store().home().memory().at("optimizer").current;
   });
   return result;

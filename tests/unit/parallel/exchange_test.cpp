@@ -157,7 +157,7 @@ TEST(Exchange, BalancedRoutingTakesOneRound) {
         for (const int64_t rows : {1, 5, 12, 64}) {
           Matrix counts(static_cast<size_t>(ranks), std::vector<int32_t>(static_cast<size_t>(experts)));
           for (size_t source = 0; source < counts.size(); ++source)
-            for (int64_t i = 0; i < rows * chosen; ++i)  // of rows that are not adjacent, as with context
+            for (int64_t i = 0; i < rows * chosen; ++i)  // rows need not be adjacent, as with context
               ++counts[source][static_cast<size_t>((2 * static_cast<int64_t>(source) * rows * chosen + i) % experts)];
           ExchangePlan plan(ranks, experts, exchange_capacity(ranks, experts, rows, chosen, 1), 0);
           plan.set(flat(counts));

@@ -1,0 +1,121 @@
+#include "parallel/row_exchange.h"
+
+#include <algorithm>
+
+#include "ops/elementwise.h"
+#include "ops/routing.h"
+
+namespace trainer::parallel {
+namespace {
+
+Tensor flat(const Tensor& x) { return x.reshape({x.count()}); }
+
+}  // namespace
+
+Scratch RowExchange::gather(Exec& ex, const Tensor& counts) const {
+  Scratch all = ex.take("experts.counts", {ranks_.size(axes_) * counts.rows(), experts_}, DType::i32);
+  group().all_gather(ex, flat(counts), flat(all)).join(ex);
+  return all;
+}
+
+void RowExchange::balance(int64_t rows) {
+  const int64_t pairs = rows * chosen_;
+  const std::vector<int>& members = group().group().members;
+  const mesh::MeshShape mesh = ranks_.layout({}, {.count = 1}, 1).mesh();
+  for (int64_t source = 0; source < std::ssize(members); ++source) {
+    const int64_t first = mesh.index(members[static_cast<size_t>(source)], split_) * pairs;
+    for (int64_t i = 0; i < experts_; ++i)
+      counts_[static_cast<size_t>(source * experts_ + (first + i) % experts_)] =
+          static_cast<int32_t>(pairs / experts_ + (i < pairs % experts_));
+  }
+}
+
+void RowExchange::plan(Exec& ex, int64_t rows, const Tensor& counts) {
+  const int64_t ranks = ranks_.size(axes_);
+  if (!plan_ || rows != rows_) {
+    rows_ = rows;
+    capacity_ = exchange_capacity(ranks, experts_, rows, chosen_, buffer_);
+    plan_.emplace(static_cast<int>(ranks), experts_, capacity_, static_cast<int>(ranks_.index(axes_)));
+    to_experts_.resize(static_cast<size_t>(capacity_));
+    to_sources_.resize(to_experts_.size());
+    counts_.resize(static_cast<size_t>(ranks * experts_));
+    balance(rows);
+    plan_->set(counts_);
+    planned_rows_ = plan_->away(0);
+  }
+  if (ex.device.dry()) {
+    balance(rows);
+  } else {
+    const Tensor& all = host_.get(ex.device, counts);
+    const int64_t lines = all.rows() / ranks;
+    std::ranges::fill(counts_, 0);
+    for (int64_t line = 0; line < all.rows(); ++line)
+      for (int64_t e = 0; e < experts_; ++e)
+        counts_[static_cast<size_t>(line / lines * experts_ + e)] += all.as<int32_t>()[line * experts_ + e];
+  }
+  plan_->set(counts_);
+}
+
+Scratch RowExchange::index(Exec& ex, int64_t round, bool to_experts) {
+  plan_->index(round, to_experts_, to_sources_);
+  Scratch index = ex.take("experts.index", {capacity_}, DType::i32);
+  const Tensor to = index;
+  ex.device.copy_to_device(to.data, (to_experts ? to_experts_ : to_sources_).data(), to.bytes());
+  return index;
+}
+
+void RowExchange::exchange(Exec& ex, int64_t round, bool back, const Tensor& in, const Tensor& out) {
+  const int64_t width = in.cols();
+  const comm::PeerCounts counts = plan_->counts(round, width, back);
+  group().all_to_all(ex, flat(in), flat(out), counts).join(ex);
+  if (!ex.device.dry()) unplanned_ += (counts.wire - (round == 0 ? planned_rows_ * width : 0)) * size_of(in.dtype);
+}
+
+Scratch RowExchange::send(Exec& ex, int64_t round, const Tensor& x, const Tensor& order, int64_t per_row) {
+  const int64_t arriving = plan_->arriving(round), pairs = rows_ * chosen_;
+  const Shape shape{capacity_, x.cols()};
+  Scratch received = ex.take("experts.received", shape, x.dtype);
+  {
+    const Scratch message = ex.take("experts.sent", {pairs, x.cols()}, x.dtype);
+    int64_t sent = 0;
+    for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank) {
+      const comm::Chunk rows = plan_->sent_rows(round, static_cast<int>(rank));
+      ops::run(ex, ops::GatherRows{.x = x,
+                                   .index = order.range(rows.begin, rows.count),
+                                   .y = message.tensor().row_range(sent, rows.count),
+                                   .per_row = per_row});
+      sent += rows.count;
+    }
+    exchange(ex, round, false, message.tensor().row_range(0, sent), received.tensor().row_range(0, arriving));
+  }
+  Scratch rows = ex.take("experts.rows", shape, x.dtype);
+  const Scratch order_of_experts = index(ex, round, true);
+  ops::run(ex, ops::GatherRows{.x = received.tensor().row_range(0, arriving),
+                               .index = order_of_experts.tensor().range(0, arriving),
+                               .y = rows.tensor().row_range(0, arriving)});
+  return rows;
+}
+
+void RowExchange::give_back(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted) {
+  const int64_t arriving = plan_->arriving(round);
+  const Scratch message = ex.take("experts.sent", {capacity_, rows.cols()}, rows.dtype);
+  {
+    const Scratch order_of_sources = index(ex, round, false);
+    ops::run(ex, ops::GatherRows{.x = rows.row_range(0, arriving),
+                                 .index = order_of_sources.tensor().range(0, arriving),
+                                 .y = message.tensor().row_range(0, arriving)});
+  }
+  const Scratch received = ex.take("experts.received", {rows_ * chosen_, rows.cols()}, rows.dtype);
+  int64_t all = 0;
+  for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank)
+    all += plan_->sent_rows(round, static_cast<int>(rank)).count;
+  exchange(ex, round, true, message.tensor().row_range(0, arriving), received.tensor().row_range(0, all));
+  int64_t from = 0;
+  for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank) {
+    const comm::Chunk to = plan_->sent_rows(round, static_cast<int>(rank));
+    ops::run(ex, ops::Copy{received.tensor().row_range(from, to.count), sorted.row_range(to.begin, to.count)});
+    from += to.count;
+  }
+}
+
+}  // namespace trainer::parallel

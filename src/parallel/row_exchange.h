@@ -1,0 +1,60 @@
+#pragma once
+// RowExchange moves rows from the ranks that have the tokens to the ranks that have their experts, and back, in the
+// rounds of an ExchangePlan. All of its functions are collective over the ranks along its axes, and take memory that
+// does not depend on the counts.
+#include <optional>
+
+#include "parallel/exchange.h"
+#include "parallel/ranks.h"
+#include "tensor/host_copy.h"
+
+namespace trainer::parallel {
+
+class RowExchange {
+ public:
+  /// `rows`: the axes that split token rows, of which `axes` divide the experts. `buffer`: parallel.expert_buffer.
+  RowExchange(const Ranks& ranks, AxisSet axes, AxisSet rows, int64_t experts, int64_t chosen, double buffer)
+      : ranks_(ranks), axes_(axes), split_(rows), experts_(experts), chosen_(chosen), buffer_(buffer) {}
+
+  /// Returns the counts of all ranks, [ranks · lines, E], given this rank's [lines, E], which are summed over lines.
+  Scratch gather(Exec& ex, const Tensor& counts) const;
+  /// Plans the exchange of the choices of `rows` rows per rank, whose counts gather() returned. On a dry device, which
+  /// has none, choices are those of balanced routing. Waits for the device.
+  void plan(Exec& ex, int64_t rows, const Tensor& counts);
+  int64_t rounds() const { return plan_->rounds(); }
+  /// Returns the number of rows that a rank receives in a round, and the most.
+  int64_t arriving(int64_t round) { return plan_->arriving(round); }
+  int64_t capacity() const { return capacity_; }
+  /// Returns the rows of each of this rank's experts in a round; valid until the next call.
+  std::span<const int64_t> rows_of_experts(int64_t round) { return plan_->expert_rows(round); }
+
+  /// Sends rows to their experts: row i of the sorted ones is x[order[i] / per_row]. Returns those of this rank's
+  /// experts [capacity(), W], sorted by expert.
+  Scratch send(Exec& ex, int64_t round, const Tensor& x, const Tensor& order, int64_t per_row);
+  /// Sends the rows of this rank's experts [capacity(), W] back, to the sorted rows of the ranks that sent them.
+  void give_back(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted);
+
+  /// Returns the bytes on the wire since the last call beyond those of balanced routing, which dry passes count.
+  int64_t take_unplanned_bytes() { return std::exchange(unplanned_, 0); }
+
+ private:
+  comm::Communicator& group() const { return ranks_.along(axes_); }
+  /// Copies an index of rows to the device.
+  Scratch index(Exec& ex, int64_t round, bool to_experts);
+  void exchange(Exec& ex, int64_t round, bool back, const Tensor& in, const Tensor& out);
+  /// Sets counts_ to those of balanced routing.
+  void balance(int64_t rows);
+
+  const Ranks ranks_;
+  const AxisSet axes_, split_;
+  const int64_t experts_, chosen_;
+  const double buffer_;
+  int64_t rows_ = 0, capacity_ = 0;  // rows that plan_ is for, and its capacity
+  std::optional<ExchangePlan> plan_;
+  int64_t planned_rows_ = 0;  // rows on the wire with balanced routing
+  int64_t unplanned_ = 0;
+  HostCopy host_;
+  std::vector<int32_t> counts_, to_experts_, to_sources_;
+};
+
+}  // namespace trainer::parallel
