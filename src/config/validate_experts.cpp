@@ -93,13 +93,7 @@ void check_combinations(const Config& config, const LoadOptions& options, Checke
   } all[] = {
       {options.plans, "model.n_expert", "`trainer plan` cannot price experts; set the layout's keys"},
       {is_automatic(config), "parallel.strategy", "choose the strategy, such as \"fsdp\""},
-      {p.stages > 1, "parallel.stages", "use 1"},
       {!planned && p.experts > 1, "parallel.experts", "use 1"},
-      {!planned && ranks_of_stage(config) > 1, planned ? "" : replica_key(config), "use one rank"},
-      {p.data > 1 || options.world.value_or(1) > 1, "parallel.data", "use one rank"},
-      {p.zero_stage > 0, "parallel.zero_stage", "use 0"},
-      {config.offload.optimizer != OffloadOptimizer::none, "offload.optimizer", "use \"none\""},
-      {config.optim.name == OptimizerName::muon, "optim.name", "use \"adamw\""},
       {config.run.device == DeviceChoice::cuda, "run.device", "use \"cpu\""},
       // These two stay: the widths of router and experts have no agreed scaling, and replicas share the loads of
       // experts, so that replays with other batches differ.

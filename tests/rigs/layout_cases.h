@@ -52,6 +52,19 @@ inline LayoutCase sharded(int64_t shards, int64_t data, config::Arch arch, int64
           c};
 }
 
+/// Returns the layout for a model with experts. `shared`: also with a shared expert, in every second layer, with
+/// weights that do not sum to 1 and loads balanced by sequence.
+inline LayoutCase with_experts(LayoutCase one, bool shared) {
+  one.name += shared ? "SharedExpert" : "Experts";
+  add_experts(one.config);
+  one.config.model.norm_topk = !shared;
+  if (!shared) return one;
+  one.config.model.d_shared = 36;
+  one.config.model.moe_every = 2;
+  one.config.train.balance = config::Balance::sequence;
+  return one;
+}
+
 inline std::vector<LayoutCase> all_cases() {
   std::vector<LayoutCase> all;
   const auto add = [&](const auto& layout, int64_t steps = 5) {
@@ -165,6 +178,18 @@ inline std::vector<LayoutCase> all_cases() {
     c.model.nope_every = 2;
     c.data.separate_documents = true;
   });
+  const config::Arch llama = config::Arch::llama;
+  const auto add_experts = [&](bool shared, std::vector<LayoutCase> layouts) {
+    for (LayoutCase& one : layouts) all.push_back(with_experts(std::move(one), shared));
+  };
+  const auto named = [](const auto& layout) { return LayoutCase{to_string(layout), configure(layout)}; };
+  const auto square = [](int64_t depth) {
+    return Square{2, depth, 1, config::Arch::llama, Stationary::automatic, {1, 1}, Panels::gather};
+  };
+  add_experts(false, {sharded(4, 1, llama, 2), sharded(2, 2, llama), named(MegatronLayout{2, 2, false, llama}),
+                      named(AxonnGrid{2, 1, 2, 1, llama}), named(square(2)), mixed_specs(llama)});
+  add_experts(true, {sharded(4, 1, llama, 2), named(MegatronLayout{2, 1, true, llama}),
+                     named(AxonnGrid{2, 1, 2, 2, llama}), named(square(1)), mixed_specs(llama)});
   return all;
 }
 

@@ -35,6 +35,8 @@ inline void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
 
 /// Returns the configuration for the same model and batches on one rank.
 inline config::Config on_one_rank(config::Config c) {
+  // Loads of experts are balanced over the sequences of a micro-step, on all replicas.
+  if (c.model.n_expert > 0) c.train.micro_batch *= std::max<int64_t>(1, c.parallel.data);
   c.parallel = {};
   c.parallel.strategy = config::StrategyName::megatron_1d;
   c.parallel.data = 1;
@@ -49,6 +51,7 @@ struct Result {
   CommBytes measured, predicted;  // the first rank's
   std::vector<std::pair<CommBytes, CommBytes>> bytes;  // by rank: measured and predicted
   int64_t optimizer_bytes = 0;                         // the first rank's
+  std::vector<std::vector<int64_t>> choices;           // of experts, in the last step
 };
 
 struct HowToRun {
@@ -106,7 +109,10 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
       EXPECT_EQ(result.losses[static_cast<size_t>(n - 1)], outcome.loss) << "rank " << world.rank();
       EXPECT_EQ(result.norms[static_cast<size_t>(n - 1)], outcome.norm.norm) << "rank " << world.rank();
     }
+    std::vector<std::vector<int64_t>> choices;
+    if (c.model.n_expert > 0) choices = run.trainer.expert_statistics().counts;
     const std::lock_guard lock(mutex);
+    result.choices = choices;
     for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), true))
       collect(result.state, slice);
     result.bytes.resize(static_cast<size_t>(world.size()));
@@ -184,6 +190,7 @@ inline void expect_same_run(const Result& many, const Result& one) {
     EXPECT_NEAR(many.losses[n], one.losses[n], 1e-10 * one.losses[n]) << "step " << n + 1;
     EXPECT_NEAR(many.norms[n], one.norms[n], 1e-9 * one.norms[n]) << "step " << n + 1;
   }
+  EXPECT_EQ(many.choices, one.choices);
   for (const double norm : one.norms) EXPECT_GT(norm, 0.1) << "clipping is meant to be active";
   for (const auto& [name, values] : one.state) {
     const bool vanishes = is_key_bias(name) && !has_rotary_positions(one.gradients);

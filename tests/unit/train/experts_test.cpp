@@ -135,5 +135,21 @@ TEST(TrainingWithExperts, SkipsAStepWhoseLogitsAreNotNumbers) {
   }
 }
 
+TEST(TrainingWithExperts, RefusesRanksWhoseKernelsRoundDifferently) {
+  if (device::detect_isa() == device::Isa::plain) GTEST_SKIP() << "one instruction set";
+  config::Config c = tiny_experts();
+  c.parallel.data = 2;
+  comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
+    const device::Isa isa = world.first() ? device::detect_isa() : device::Isa::plain;
+    try {
+      const Tiny run(&world, c, DType::f32, 1, isa);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("ranks 0 and 1 compute with different kernels"), std::string::npos)
+          << error.what();
+    }
+  });
+}
+
 }  // namespace
 }  // namespace trainer::tests

@@ -153,6 +153,21 @@ TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
   expect_same_tensors_in(chain);
 }
 
+TEST(LayoutCheckpoints, OfExpertsAreTheSameTensorsInAnyLayout) {
+  const std::vector<LayoutCase> layouts = layouts_named(
+      {"Shards4Context2Data1LlamaSharedExpert", "Tensor2Data1SpEach2LlamaSharedExpert", "X2Y1Z2Data2LlamaSharedExpert",
+       "Q2Depth1Data1LlamaAutoGatherTile1x1SharedExpert", "MixedLlamaSharedExpert"});
+  std::vector<Config> chain;
+  for (const LayoutCase& one : layouts) {
+    chain.push_back(one.config);
+    chain.back().model = layouts.back().config.model;
+    chain.back().train.micro_batch = 4;
+    chain.back().train.global_batch = 8;
+  }
+  chain.push_back(on_one_rank(chain.back()));
+  expect_same_tensors_in(chain);
+}
+
 // unit/config/layouts_test.cpp compares the shardings of named strategies with those of their tables. There the depth
 // of a 2.5D mesh becomes replicas, with the same results and the same number of bytes.
 TEST(LayoutTables, OfADeepMeshTrainTheSame) {

@@ -140,7 +140,9 @@ INSTANTIATE_TEST_SUITE_P(Some, Schedules,
                                                           "Tensor4Data1SpEach1LlamaPostNorm",
                                                           "Q2Depth1Data1LlamaAutoRingTile1x1PostNorm",
                                                           "X1Y2Z2Data2LlamaPostNorm",
-                                                          "CrossedLlamaPostNorm"})),
+                                                          "CrossedLlamaPostNorm",
+                                                          "Tensor2Data2Each2LlamaExperts",
+                                                          "Shards4Context2Data1LlamaSharedExpert"})),
                          name_of_case);
 
 class Numbers : public testing::TestWithParam<LayoutCase> {};

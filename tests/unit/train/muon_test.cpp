@@ -38,6 +38,9 @@ std::vector<Case> cases() {
     const LayoutCase mixed = mixed_specs(arch);
     add(mixed.name, mixed.config);
   }
+  for (const LayoutCase& one :
+       layouts_named({"Tensor2Data2Each2LlamaExperts", "Shards4Context2Data1LlamaSharedExpert"}))
+    add(one.name, one.config);
   return all;
 }
 

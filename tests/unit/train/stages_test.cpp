@@ -133,12 +133,27 @@ TEST_P(StagesOf, HaveTheBitsOfOneStage) {
   expect_bits_of_one_stage(with_each_schedule(in_stages(other, 3, {1, 1, 0}, 4)), DType::bf16, {.delay = 0.0005});
 }
 std::vector<LayoutCase> some_layouts() {
-  return layouts_named({"Tensor2Data1Each2Gpt2", "Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama",
-                        "Tensor8Data2Each1Gpt2Kv2", "Q2Depth1Data1Gpt2AutoRingTile1x1",
-                        "Q2Depth1Data2LlamaPaperRingTile1x1", "Q2Depth2Data1Gpt2AutoRingTile1x1", "X2Y2Z2Data1Gpt2",
-                        "X2Y2Z2Data1Gpt2VocabXY", "X1Y2Z2Data2Llama", "X1Y1Z4Data1Gpt2", "Shards3Data2Gpt2",
-                        "Shards4Context4Data1Llama", "MixedGpt2", "RingAfterGatherLlama", "CrossedGpt2",
-                        "Tensor4Data1SpEach1LlamaQkNorm", "X1Y2Z2Data2LlamaMasks", "CrossedLlamaPostNorm"});
+  return layouts_named({"Tensor2Data1Each2Gpt2",
+                        "Tensor2Data2SpEach1Gpt2",
+                        "Tensor4Data1SpEach1Llama",
+                        "Tensor8Data2Each1Gpt2Kv2",
+                        "Q2Depth1Data1Gpt2AutoRingTile1x1",
+                        "Q2Depth1Data2LlamaPaperRingTile1x1",
+                        "Q2Depth2Data1Gpt2AutoRingTile1x1",
+                        "X2Y2Z2Data1Gpt2",
+                        "X2Y2Z2Data1Gpt2VocabXY",
+                        "X1Y2Z2Data2Llama",
+                        "X1Y1Z4Data1Gpt2",
+                        "Shards3Data2Gpt2",
+                        "Shards4Context4Data1Llama",
+                        "MixedGpt2",
+                        "RingAfterGatherLlama",
+                        "CrossedGpt2",
+                        "Tensor4Data1SpEach1LlamaQkNorm",
+                        "X1Y2Z2Data2LlamaMasks",
+                        "CrossedLlamaPostNorm",
+                        "Tensor2Data2Each2LlamaExperts",
+                        "Shards4Context2Data1LlamaSharedExpert"});
 }
 std::vector<LayoutCase> other_layouts() {
   std::vector<LayoutCase> others = layout_cases();
