@@ -93,10 +93,7 @@ void run(Exec& ex, const SwigluForward& op) {
   expect_rows(op.y, rows, cols, op.gate.dtype, "swiglu y");
   if (op.weights) expect_count(op.weights, rows, accumulator_of(op.gate.dtype), "swiglu weights");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 20, 3));
-  if (ex.device.kind() == device::DeviceKind::cuda) {
-    TRAINER_CHECK(!op.weights, "SwiGLU has no weights on a GPU");
-    return cuda::run(ex, op);
-  }
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).swiglu[type];
   const bool packed = !op.weights && op.gate.packed() && op.up.packed() && op.y.packed();
@@ -117,10 +114,7 @@ void run(Exec& ex, const SwigluBackward& op) {
     expect_count(op.dweights, rows, op.weights.dtype, "swiglu dweights");
   }
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 30, 5));
-  if (ex.device.kind() == device::DeviceKind::cuda) {
-    TRAINER_CHECK(!op.weights, "SwiGLU has no weights on a GPU");
-    return cuda::run(ex, op);
-  }
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).swiglu_backward[type];
   const bool packed =
@@ -136,7 +130,7 @@ void run(Exec& ex, const Sigmoid& op) {
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   expect_rows(op.y, rows, cols, op.x.dtype, "sigmoid y");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 20, 2));
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "there is no sigmoid on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).sigmoid[type];
   for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(),
@@ -150,7 +144,7 @@ void run(Exec& ex, const SigmoidBackward& op) {
   expect_rows(op.y, rows, cols, accumulator_of(op.dx.dtype), "sigmoid y");
   expect_rows(op.dy, rows, cols, op.y.dtype, "sigmoid dy");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.y, 3, 3));
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "there is no sigmoid on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).sigmoid_backward[type];
   for_tiles(ex, rows, cols, op.dy.packed() && op.y.packed() && op.dx.packed(),

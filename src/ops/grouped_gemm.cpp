@@ -4,6 +4,7 @@
 
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/grouped_gemm.h"
+#include "ops/cuda/ops.h"
 #include "ops/operands.h"
 
 namespace trainer::ops {
@@ -40,7 +41,7 @@ void run(Exec& ex, const GroupedGemm& op) {
   const auto row_bytes = static_cast<double>((k + n) * size_of(op.a.dtype));
   const ProductShape mean{.m = divide_up(total, groups), .k = k, .n = n, .trans_b = op.trans_b};
   const OpTimer timer(ex.meter, call_of_groups(op.rows, total, mean, row_bytes, bytes_of(op.b)));
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "there is no grouped GEMM on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   own_grouped(ex, op, gemm_table(ex.device.isa()));
 }
 
@@ -54,7 +55,7 @@ void run(Exec& ex, const GroupedWeightGradient& op) {
   const ProductShape mean{.m = k, .k = divide_up(total, groups), .n = n, .trans_a = true};
   const OpTimer timer(ex.meter,
                       call_of_groups(op.rows, total, mean, row_bytes, bytes_of(op.dw, op.accumulate ? 2 : 1)));
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "there is no grouped GEMM on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   own_grouped(ex, op, gemm_table(ex.device.isa()));
 }
 

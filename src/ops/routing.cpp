@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "ops/cpu/routing_kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operands.h"
 
 namespace trainer::ops {
@@ -60,7 +61,7 @@ void run(Exec& ex, const Route& op) {
   const OpTimer timer(ex.meter, OpKind::elementwise,
                       {20.0 * static_cast<double>(op.logits.count()),
                        bytes_of(op.logits) + bytes_of(op.choices) + bytes_of(op.weights) + bytes_of(op.lse)});
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "experts cannot be routed on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   int32_t* const choices = op.choices.as<int32_t>();
   const auto kernel = routing_kernels_of(ex).route[type];
@@ -93,7 +94,7 @@ void run(Exec& ex, const SortRows& op) {
   expect_count(op.order, n, DType::i32, "order of rows");
   expect_count(op.place, n, DType::i32, "places of rows");
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.choices, 4)});
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "rows cannot be sorted by expert on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const int32_t* const choices = op.choices.as<int32_t>();
   int32_t *const order = op.order.as<int32_t>(), *const place = op.place.as<int32_t>();
@@ -115,7 +116,7 @@ void run(Exec& ex, const GatherRows& op) {
   expect_count(op.index, rows, DType::i32, "row index");
   expect_rows(op.y, rows, op.x.cols(), op.x.dtype, "gathered rows");
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.y, 2) + bytes_of(op.index)});
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "rows of experts cannot be gathered on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const int32_t* const index = op.index.as<int32_t>();
   const int64_t from_pitch = op.x.ld() * size, to_pitch = op.y.ld() * size;
@@ -145,7 +146,7 @@ void run(Exec& ex, const CombineRows& op) {
       ex.meter, OpKind::elementwise,
       {static_cast<double>(k * op.y.count()), static_cast<double>(k * op.y.count() * size_of(op.rows.dtype)) +
                                                   bytes_of(op.y) + bytes_of(op.place) + bytes_of(op.residual)});
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "rows of experts cannot be combined on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = routing_kernels_of(ex).combine[op.y.dtype == op.rows.dtype ? 0 : 1][type];
   for_row_blocks(ex, rows, rows_per_task(k * cols), [&](int64_t first, int64_t n) {
@@ -179,7 +180,7 @@ void run(Exec& ex, const RouteBackward& op) {
   TRAINER_CHECK(!op.counts || op.counted_rows > 0, "counts of {} rows", op.counted_rows);
   const OpTimer timer(ex.meter, OpKind::elementwise,
                       {40.0 * static_cast<double>(op.logits.count()), bytes_of(op.logits) + bytes_of(op.dl)});
-  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "experts cannot be routed on a GPU");
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const int64_t all = lines ? lines->count * experts : experts;
   const Scratch shares = ex.take("route", {all}, sums);  // f of all lines
   if (ex.device.dry()) return;

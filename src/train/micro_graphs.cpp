@@ -13,6 +13,8 @@ MicroGraphs::MicroGraphs(device::Device& device, const config::Config& config, b
   } else if (config.offload.optimizer != config::OffloadOptimizer::none) {
     text_ =
         "none: with optimizer offload, each gradient is copied to the host as soon as the backward pass completes it";
+  } else if (config.model.n_expert > 0) {
+    text_ = "none: experts need row counts on the host";
   } else if (config.parallel.stages > 1) {
     text_ = "none: stages exchange messages between micro-steps";
   } else if (config.model.dropout > 0) {

@@ -10,6 +10,7 @@
 #include "ops/embedding.h"
 #include "ops/gemm_tuning.h"
 #include "unit/ops/gemm_problem.h"
+#include "unit/ops/op_fixture.h"
 
 namespace trainer::ops {
 namespace {
@@ -101,6 +102,23 @@ TEST_F(Products, PlansAreMadeOncePerShapeAndAlignment) {
   other.op.a = other.op.a.row_range(0, 12);
   run(machine.ex, other.op);
   EXPECT_EQ(heuristics, 3);
+}
+
+TEST_F(Products, GroupsShareThePlansOfTheNextPowerOfTwo) {
+  const int& heuristics = emulator::blas().heuristics;
+  Problem problem({64, 40, 16, DType::bf16, DType::bf16});
+  Problem weights({4 * 16, 40, 8, DType::bf16, DType::bf16});  // a matrix for each group
+  testing::TestTensor dw({4 * 16, 40}, DType::f32);
+  const auto multiply = [&](const std::vector<int64_t>& rows) {
+    run(machine.ex, GroupedGemm{problem.op.a, weights.op.c, problem.op.c, rows});
+    run(machine.ex, GroupedWeightGradient{problem.op.a, problem.op.c, dw, rows});
+  };
+  multiply({5, 8, 0, 7});
+  EXPECT_EQ(heuristics, 2);
+  multiply({6, 6, 6, 6});
+  EXPECT_EQ(heuristics, 2);
+  multiply({0, 9, 16, 12});
+  EXPECT_EQ(heuristics, 4);
 }
 
 TEST_F(Products, TuningTableNamesTheAlgorithm) {

@@ -3,6 +3,7 @@
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/ops.h"
+#include "ops/cuda/reduce.cuh"
 
 namespace trainer::ops::cuda {
 namespace {
@@ -57,6 +58,74 @@ struct SwigluBackwardFormula {
   }
 };
 
+/// SwiGLU times a weight of the row.
+template <typename T>
+struct WeightedSwigluBody {
+  Rows<const T> gate, up;
+  const float* weights;
+  Rows<T> y;
+  template <int V>
+  struct Values {
+    float gate[V], up[V], weight;
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    get(gate.at(at.r, at.c), at.n, v.gate);
+    get(up.at(at.r, at.c), at.n, v.up);
+    v.weight = weights[at.r];
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) v.gate[i] = silu<T>(v.gate[i]) * v.up[i] * v.weight;
+    put(y.at(at.r, at.c), at.n, v.gate);
+  }
+};
+
+/// The operands of SwigluBackward with weights; a block computes a row.
+template <typename T>
+struct WeightedRows {
+  Rows<const T> dy, gate, up;
+  const float* weights;
+  Rows<T> dgate, dup;
+  float* dweights;
+  int64_t cols;
+};
+constexpr int kWeightedWarps = 4;
+template <typename T, int V>
+__global__ void __launch_bounds__(kWeightedWarps* kWarp) weighted_backward_kernel(WeightedRows<T> op) {
+  __shared__ float shared[kWeightedWarps];
+  const int64_t r = blockIdx.x;
+  const float weight = op.weights[r];
+  float sum = 0;
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < op.cols; c += kWeightedWarps * kWarp * V) {
+    const int n = static_cast<int>(op.cols - c < V ? op.cols - c : V);
+    float t[V], gate[V], up[V];
+    get(op.dy.at(r, c), n, t);
+    get(op.gate.at(r, c), n, gate);
+    get(op.up.at(r, c), n, up);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const Sigmoid s = sigmoid_with_slope<T>(gate[i]);
+      const float value = gate[i] * s.value, dy = t[i] * weight;
+      sum += t[i] * (value * up[i]);
+      gate[i] = dy * up[i] * fmaf(gate[i], s.slope, s.value);
+      up[i] = dy * value;
+    }
+    put(op.dgate.at(r, c), n, gate);
+    put(op.dup.at(r, c), n, up);
+  }
+  sum = block_sum(sum, shared, kWeightedWarps);
+  if (threadIdx.x == 0) op.dweights[r] = sum;
+}
+
+struct SigmoidFormula {
+  __device__ void operator()(float (&x)[2]) const { x[1] = sigmoid_with_slope<float>(x[0]).value; }
+};
+struct SigmoidBackwardFormula {
+  __device__ void operator()(float (&x)[3]) const { x[2] = x[0] * x[1] * (1.0f - x[1]); }
+};
+
 struct SoftCapFormula {
   float cap, slope;
   __device__ void operator()(float (&x)[1]) const {
@@ -64,6 +133,20 @@ struct SoftCapFormula {
     x[0] = x[0] < 0 ? -size : size;
   }
 };
+
+template <typename T>
+void weighted_backward(Exec& ex, const SwigluBackward& op) {
+  const int64_t rows = op.gate.rows();
+  if (rows == 0) return;
+  const WeightedRows<T> operands{rows_in<T>(op.dy),       rows_in<T>(op.gate),  rows_in<T>(op.up),
+                                 op.weights.as<float>(),  rows_of<T>(op.dgate), rows_of<T>(op.dup),
+                                 op.dweights.as<float>(), op.gate.cols()};
+  const device::cuda::LaunchConfig grid{dim3(static_cast<unsigned>(rows)), dim3(kWeightedWarps * kWarp)};
+  constexpr int kWide = wide_of<T>();
+  const bool wide = aligned_rows({op.dy, op.gate, op.up, op.dgate, op.dup}, rows, kWide);
+  device::cuda::launch(device::cuda::stream_of(ex.device), grid,
+                       wide ? weighted_backward_kernel<T, kWide> : weighted_backward_kernel<T, 1>, operands);
+}
 
 }  // namespace
 
@@ -100,6 +183,10 @@ void run(Exec& ex, const SoftCap& op) {
 void run(Exec& ex, const SwigluForward& op) {
   for_compute_type(op.gate.dtype, "swiglu gate", [&]<typename T>(T) {
     if (ex.device.dry()) return;
+    if (op.weights)
+      return map<wide_of<T>()>(
+          ex, WeightedSwigluBody<T>{rows_in<T>(op.gate), rows_in<T>(op.up), op.weights.as<float>(), rows_of<T>(op.y)},
+          op.gate.rows(), op.gate.cols(), {op.gate, op.up, op.y}, /*joins=*/false);
     map_elements<wide_of<T>()>(ex, SwigluFormula<T>{}, In<T>{op.gate}, In<T>{op.up}, Out<T>{op.y});
   });
 }
@@ -107,8 +194,22 @@ void run(Exec& ex, const SwigluForward& op) {
 void run(Exec& ex, const SwigluBackward& op) {
   for_compute_type(op.gate.dtype, "swiglu gate", [&]<typename T>(T) {
     if (ex.device.dry()) return;
+    if (op.weights) return weighted_backward<T>(ex, op);
     map_elements<wide_of<T>()>(ex, SwigluBackwardFormula<T>{}, In<T>{op.dy}, In<T>{op.gate}, In<T>{op.up},
                                Out<T>{op.dgate}, Out<T>{op.dup});
+  });
+}
+
+void run(Exec& ex, const ops::Sigmoid& op) {
+  TRAINER_CHECK(op.x.dtype == DType::f32, "sigmoid x is {}: CUDA devices support only fp32", name_of(op.x.dtype));
+  if (ex.device.dry()) return;
+  map_elements<wide_of<float>()>(ex, SigmoidFormula{}, In<float>{op.x}, Out<float>{op.y});
+}
+
+void run(Exec& ex, const SigmoidBackward& op) {
+  for_compute_type(op.dx.dtype, "sigmoid dx", [&]<typename T>(T) {
+    if (ex.device.dry()) return;
+    map_elements<wide_of<float>()>(ex, SigmoidBackwardFormula{}, In<float>{op.dy}, In<float>{op.y}, Out<T>{op.dx});
   });
 }
 

@@ -72,6 +72,7 @@ class CublasLt final : public device::Library {
   }
 
   bool run(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
+    if (op.varies != LtProduct::Varies::nothing) return run_rounded(ex, op, workspace);
     const ProductKey key = key_of(op, workspace.bytes(), static_cast<bool>(copy));
     auto it = plans_.find(key);
     if (it == plans_.end()) {
@@ -83,7 +84,8 @@ class CublasLt final : public device::Library {
       const LtProduct formed = in_form(op, plan.form, copy);
       transpose_first(ex, op, plan.form, formed);
       set_addresses(plan, formed);
-      const cublasStatus_t status = multiply(device::cuda::stream_of(ex.device), plan, formed, workspace);
+      const cublasStatus_t status =
+          multiply(device::cuda::stream_of(ex.device), plan, plan.algorithms.front(), formed, workspace);
       if (!is_refusal(status)) {
         check(status, "cuBLASLt GEMM");
         return true;
@@ -117,12 +119,30 @@ class CublasLt final : public device::Library {
   }
 
  private:
-  /// Enqueues the GEMM with the first algorithm of the plan.
-  cublasStatus_t multiply(cudaStream_t stream, LtPlan& p, const LtProduct& op, const Tensor& workspace) {
+  /// The same for a GEMM that uses the algorithms of a larger one.
+  bool run_rounded(Exec& ex, const LtProduct& op, const Tensor& workspace) {
+    const LtProduct larger = rounded_up(op);
+    auto [it, is_new] = plans_.try_emplace(key_of(larger, workspace.bytes(), false));
+    if (is_new) it->second = proposed(larger, workspace.bytes());
+    LtPlan exact = described(op);
+    for (LtPlan& plan = it->second; !plan.algorithms.empty();) {
+      const cublasStatus_t status =
+          multiply(device::cuda::stream_of(ex.device), exact, plan.algorithms.front(), op, workspace);
+      if (!is_refusal(status)) {
+        check(status, "cuBLASLt GEMM");
+        return true;
+      }
+      drop_refused(plan, op, workspace.bytes(), status);
+    }
+    return false;
+  }
+
+  /// Enqueues the GEMM with an algorithm; `p` describes the GEMM.
+  cublasStatus_t multiply(cudaStream_t stream, LtPlan& p, const cublasLtMatmulAlgo_t& algorithm, const LtProduct& op,
+                          const Tensor& workspace) {
     const float alpha = 1;
     return cublasLtMatmul(handle(), &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
-                          op.d.data, &p.d, &p.algorithms.front(), workspace.data,
-                          static_cast<size_t>(workspace.bytes()), stream);
+                          op.d.data, &p.d, &algorithm, workspace.data, static_cast<size_t>(workspace.bytes()), stream);
   }
 
   /// Creates the handle for the first GEMM, since processes that compute no GEMMs also read tuning tables.
@@ -165,7 +185,8 @@ class CublasLt final : public device::Library {
       const Event begin(stream);
       for (int i = 0; i < kInARow; ++i) {
         transpose_first(ex, op, form, formed);
-        if (multiply(stream, plan, formed, workspace) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+        if (multiply(stream, plan, plan.algorithms.front(), formed, workspace) != CUBLAS_STATUS_SUCCESS)
+          return std::nullopt;
       }
       if (round > 0) microseconds.push_back(begin.microseconds_to(Event(stream)) / kInARow);
     }

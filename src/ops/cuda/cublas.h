@@ -12,6 +12,9 @@ struct LtProduct {
   float beta = 0;
   Tensor bias;  // [n], dtype of d, 16-byte aligned; empty: none
   Tensor aux;   // [m, n], dtype of d, 16-byte aligned, row stride a multiple of 8 elements; empty: none
+  /// The size that differs from call to call, m or k. Calls share the algorithms for the next power of two, since a
+  /// query of the heuristic for every size would take longer than the GEMM.
+  enum class Varies : uint8_t { nothing, m, k } varies = Varies::nothing;
 };
 
 /// Returns the bytes of the transposed copy that the table's form for this GEMM requires, or 0. While forms are

@@ -62,6 +62,17 @@ LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy) {
   }
   return op;
 }
+LtProduct rounded_up(LtProduct op) {
+  const auto round = [](Tensor& t, int dim) {
+    t.pitch = t.ld();
+    t.shape = t.shape.with(dim, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(t.shape[dim]))));
+  };
+  if (op.varies == LtProduct::Varies::m)
+    for (Tensor* t : {&op.a, &op.c, &op.d}) round(*t, 0);  // a is not transposed
+  if (op.varies == LtProduct::Varies::k)
+    for (Tensor* t : {&op.a, &op.b}) round(*t, 0);  // a is transposed, b is not
+  return op;
+}
 void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed) {
   if (form == GemmForm::left_first) cuda::run(ex, Transpose{op.a, formed.a});
   if (form == GemmForm::right_first) cuda::run(ex, Transpose{op.b, formed.b});

@@ -17,6 +17,8 @@ void check(cublasStatus_t status, const char* what);
 int64_t transposed_bytes(const Tensor& x);
 /// Returns the same GEMM in a different form. `copy`: memory for the operand that is transposed first.
 LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy);
+/// Returns the GEMM whose algorithms this one uses: with the size that varies rounded up to a power of two.
+LtProduct rounded_up(LtProduct op);
 /// Enqueues the copy that precedes the GEMM.
 void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed);
 

@@ -11,10 +11,12 @@
 #include "ops/embedding.h"
 #include "ops/fingerprint.h"
 #include "ops/gemm_tuning.h"
+#include "ops/grouped_gemm.h"
 #include "ops/muon.h"
 #include "ops/norm.h"
 #include "ops/reduce.h"
 #include "ops/rope.h"
+#include "ops/routing.h"
 #include "ops/split_norm.h"
 #include "ops/squared_norm.h"
 #include "ops/update.h"
@@ -26,7 +28,9 @@ namespace trainer::ops::cuda {
   X(Gemm) X(AttentionForward) X(AttentionBackward) \
   X(NormForward) X(NormApply) X(NormBackward) \
   X(NormMoments) X(NormMerge) X(SplitNormSums) X(SplitNormBackward) \
-  X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) X(SoftCap) \
+  X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) \
+  X(ops::Sigmoid) X(SigmoidBackward) X(SoftCap) \
+  X(Route) X(SortRows) X(GatherRows) X(CombineRows) X(RouteBackward) X(GroupedGemm) X(GroupedWeightGradient) \
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
   X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
   X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Update) X(SquaredNorms) X(Fingerprints) \
