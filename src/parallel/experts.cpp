@@ -175,8 +175,13 @@ Scratch Experts::output(Exec& ex, const Batch& batch, const ForwardFusion& fusio
   ops::run(ex, ops::CombineRows{
                    .rows = sorted, .place = s.routed.place, .y = y, .residual = in_place ? fusion.residual : Tensor()});
   sorted.reset();
-  if (shared_ && (batch.cut || ranks_.index(divided_) == 0))
-    shared_->down.multiply(ex, s.routed.shared_z, y, {.residual = y});
+  if (shared_) {
+    // In generation the ranks with different experts have the same rows, and one of them adds this part.
+    const bool adds = batch.cut || ranks_.index(divided_) == 0;
+    const Tensor sum = y;
+    const Scratch unused = adds ? Scratch() : ex.take("experts.unused", sum.shape, sum.dtype);
+    shared_->down.multiply(ex, s.routed.shared_z, adds ? sum : unused, {.residual = adds ? sum : Tensor()});
+  }
   if (moves) y = ranks_.start_move(ex, partial, home(rows), std::move(y)).finish(ex);
   y = cast_to(ex, std::move(y), z.dtype);
   if (fusion.dropout)

@@ -1,7 +1,7 @@
 // Layers whose experts are on different ranks, which exchange token rows in one or several rounds, compared with one
 // rank.
 #include "rigs/layout_cases.h"
-#include "rigs/layouts.h"
+#include "rigs/layout_checks.h"
 
 namespace trainer::tests {
 namespace {
@@ -82,6 +82,30 @@ TEST(DividedExperts, RecomputationAndOverlapChangeNoBit) {
       c.debug.overlap = false;
       expect_same_bits(train(c, DType::f32, 2), usual);
     }
+  }
+}
+
+TEST(DividedExperts, WorkWithReplicasSplitStatesStagesAndKeptWeights) {
+  const auto expect = [](const char* what, int64_t data, const std::function<void(Config&)>& change) {
+    SCOPED_TRACE(what);
+    Config c = divided(sharded(4, data, config::Arch::llama).config, 2, 1);
+    change(c);
+    Config one = on_one_rank(c);
+    one.train.micro_batch = c.train.micro_batch * data;  // loads are balanced over the sequences of all replicas
+    expect_same_run(train(c, DType::f64, 2), train(one, DType::f64, 2));
+  };
+  expect("replicas", 2, [](Config& c) { c.parallel.zero_stage = 1; });
+  expect("kept weights", 1, [](Config& c) { c.parallel.cache_layers = 1; });
+  expect("stages", 1, [](Config& c) {
+    c.parallel.stages = 2;
+    c.parallel.stage_layers = {1, 1};
+  });
+}
+
+TEST(DividedExperts, GenerateAsOneRankDoes) {
+  for (const LayoutCase& one : layouts(1)) {
+    SCOPED_TRACE(one.name);
+    expect_text_continued_as_on_one_rank(one.config);
   }
 }
 
