@@ -85,15 +85,12 @@ void check_ranks(const Config& config, Checker& checker) {
 
 /// Rejects what experts cannot be combined with, most of it only for now.
 void check_combinations(const Config& config, const LoadOptions& options, Checker& checker) {
-  const Parallel& p = config.parallel;
-  const bool planned = options.plans || is_automatic(config);
   const struct {
     bool used;
     const char *key, *remedy;
   } all[] = {
       {options.plans, "model.n_expert", "`trainer plan` cannot price experts; set the layout's keys"},
       {is_automatic(config), "parallel.strategy", "choose the strategy, such as \"fsdp\""},
-      {!planned && p.experts > 1, "parallel.experts", "use 1"},
       {config.run.device == DeviceChoice::cuda, "run.device", "use \"cpu\""},
       // These two stay: the widths of router and experts have no agreed scaling, and replicas share the loads of
       // experts, so that replays with other batches differ.

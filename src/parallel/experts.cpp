@@ -193,7 +193,7 @@ Scratch Experts::output(Exec& ex, const Batch& batch, const ForwardFusion& fusio
 
 Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, GradSink& grads) {
   Routed& r = s.routed;
-  held_up_.reset();  // of a recomputed forward pass
+  held_up_.reset();  // a recomputed forward pass leaves it
   r.x.reset();
   if (Scratch moved = ranks_.start_move(ex, home(batch.rows()), used(batch.rows()), dy).finish(ex))
     dy = std::move(moved);

@@ -89,21 +89,21 @@ class Experts final : public Mlp {
   const sharding::LinearSharding up_, down_;
   const int64_t width_, experts_, chosen_;  // H, E, k
   const bool normalize_;
-  const int64_t index_;     // of the layer among those with experts
+  const int64_t index_;     // the number of the layer among those with experts
   const AxisSet replicas_;  // along which ranks have different sequences
   const bool reports_;      // this rank counts its rows, among those that hold the same ones
   const bool adds_router_;  // this rank adds the router's part of dx
   std::optional<Weights> router_;
   params::SlotId experts_up_ = -1, experts_down_ = -1;  // [E·H, 2F] gate ‖ up and [E·F, H]; F: this rank's
   std::optional<Shared> shared_;
-  // Of the pass that runs:
+  // The following members belong to the pass that runs.
   HostCopy counts_;
   std::vector<int64_t> counted_;   // by expert: rows of this rank's tokens
   std::span<const int64_t> rows_;  // by this rank's experts: rows of the grouped GEMMs
   int64_t first_ = 0, total_ = 0;  // the first of these rows among the sorted ones, and their number
   std::optional<RowExchange> exchange_;
   std::vector<int32_t> own_rows_;
-  Tensor dw_down_;  // from backward() to input_gradient()
+  Tensor dw_down_;  // the gradient of D, which input_gradient() completes
   std::optional<params::WeightCache::Held> held_up_, held_down_;
 };
 
