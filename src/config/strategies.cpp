@@ -121,6 +121,16 @@ std::vector<int64_t> ranks_of_experts(const Config& config, int64_t ranks) {
   return divisors(config.model.n_expert == 0 ? 1 : std::gcd(config.model.n_expert, ranks));
 }
 
+/// Adds an error if parallel.experts ranks cannot divide the experts.
+void check_ranks_of_experts(const Config& config, std::vector<BrokenRule>& broken) {
+  const int64_t ranks = config.parallel.experts, experts = config.model.n_expert;
+  if (ranks == 1 || (experts > 0 && experts % ranks == 0)) return;
+  broken.push_back({{"parallel.experts", "model.n_expert"},
+                    experts == 0 ? "the model has no experts (model.n_expert = 0); remove it"
+                                 : format("{} ranks cannot divide n_expert = {} evenly; use one of {}", ranks, experts,
+                                          fmt::join(divisors(experts), ", "))});
+}
+
 void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
   Parallel p = config.parallel;
   for (const int64_t experts : ranks_of_experts(config, ranks)) {
@@ -190,6 +200,7 @@ void each_fsdp(const Config& config, int64_t ranks, const Visit& visit) {
 }
 
 void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
+  check_ranks_of_experts(config, broken);
   const int64_t shards = config.parallel.shards, context = config.parallel.context;  // 0: not known yet
   if (const int64_t heads = config.model.n_head; heads % context != 0)
     broken.push_back({{"parallel.context", "model.n_head"},
@@ -225,7 +236,8 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
 }
 
 constexpr NamedStrategy kMegatron = {
-    StrategyName::megatron_1d, "megatron-1d", "parallel.tensor", megatron, each_megatron, nullptr, nullptr, true};
+    StrategyName::megatron_1d, "megatron-1d", "parallel.tensor", megatron, each_megatron, nullptr,
+    check_ranks_of_experts,    true};
 constexpr NamedStrategy kFsdp = {StrategyName::fsdp, "fsdp",           "parallel.shards", fsdp,
                                  each_fsdp,          caching_variants, check_fsdp};
 constexpr NamedStrategy kAutoddl = {StrategyName::autoddl, "autoddl",   "parallel.axes", tables, each_table,
