@@ -43,7 +43,8 @@ void require_experts(const config::Model& m, const config::Family& family) {
 }
 
 void add_experts(const config::Model& m, ExpertFields kind, ordered_json& out) {
-  if (kind == ExpertFields::none || kind == ExpertFields::qwen) out["intermediate_size"] = m.d_ff > 0 ? m.d_ff : m.d_expert;
+  if (kind == ExpertFields::none || kind == ExpertFields::qwen)
+    out["intermediate_size"] = m.d_ff > 0 ? m.d_ff : m.d_expert;
   if (kind == ExpertFields::none) return;
   if (kind == ExpertFields::qwen) {
     out["moe_intermediate_size"] = m.d_expert;
@@ -63,8 +64,12 @@ void read_experts(const Fields& fields, const config::Family& family, int64_t la
   const ExpertFields kind = family.hugging_face.experts;
   if (kind == ExpertFields::none) return keys.add("d_ff", fields.size("intermediate_size"));
   const char* const count = fields.find("num_local_experts") != nullptr ? "num_local_experts" : "num_experts";
-  const int64_t chosen = fields.size("num_experts_per_tok");
-  keys.add("n_expert", fields.size(count));
+  const int64_t chosen = fields.size("num_experts_per_tok"), experts = fields.size(count);
+  constexpr int64_t kMost = 1 << 18;  // each has tensors of its own, all of which are listed
+  if (experts > kMost / layers)
+    fields.refuse(count, format("{} in each of {} layers; this program supports {} in all layers together", experts,
+                                layers, kMost));
+  keys.add("n_expert", experts);
   keys.add("experts_per_token", chosen);
   if (kind == ExpertFields::qwen) {
     keys.add("d_expert", fields.size("moe_intermediate_size"));

@@ -86,6 +86,7 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
            {mixtral, "num_local_experts", nullptr, "num_experts: missing"},
            {mixtral, "num_experts_per_tok", nullptr, "num_experts_per_tok: missing"},
            {mixtral, "num_experts_per_tok", 6, "experts_per_token"},
+           {mixtral, "num_local_experts", 1000000000, "num_local_experts: 1000000000 in each of 2 layers"},
            {mixtral, "router_jitter_noise", 0.1, "router_jitter_noise: 0.1"},
            {mixtral, "hidden_act", "gelu", "hidden_act: \"gelu\""},
            {config_of({"model.arch=olmoe"}), "clip_qkv", 8.0, "clip_qkv: 8.0"},
