@@ -7,6 +7,7 @@
 #include "ops/norm.h"
 #include "ops/op_timing.h"
 #include "ops/rope.h"
+#include "ops/routing.h"
 #include "tensor/host_copy.h"
 
 namespace trainer::bench {
@@ -53,6 +54,22 @@ ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int r
   time("GELU", ops::BiasActivation{.x = x, .bias = {}, .pre = {}, .y = u, .act = ops::Activation::gelu}, 2 * operand);
   time("SwiGLU", ops::SwigluForward{x, y, u}, 3 * operand);
   time("SwiGLU backward", ops::SwigluBackward{z, x, y, u, v}, 5 * operand);
+  const Buffer weights = buffer({rows}, sum), dweights = buffer({rows}, sum);
+  time("SwiGLU, weights", ops::SwigluForward{x, y, u, weights}, 3 * operand + statistic);
+  time("SwiGLU backward, weights", ops::SwigluBackward{z, x, y, u, v, weights, dweights}, 5 * operand + 2 * statistic);
+  {  // two experts, each of which computes half as many rows as x has
+    const int64_t half = rows / 2;
+    const Buffer order = buffer({rows}, DType::i32), place = buffer({rows}, DType::i32);
+    HostCopy orders(ex.device, order), places(ex.device, place);
+    for (int64_t i = 0; i < rows; ++i) {
+      orders.tensor().as<int32_t>()[i] = static_cast<int32_t>(2 * (i % half) + i / half);
+      places.tensor().as<int32_t>()[i] = static_cast<int32_t>(i % 2 * half + i / 2);
+    }
+    orders.put();
+    places.put();
+    time("gather rows of experts", ops::GatherRows{x.tensor().row_range(0, half), order, u, 2}, 1.5 * operand);
+    time("combine rows of experts", ops::CombineRows{y, place, u.tensor().row_range(0, half)}, 1.5 * operand);
+  }
   time("dropout and residual",
        ops::DropoutAdd{.x = x,
                        .residual = y,

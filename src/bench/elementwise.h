@@ -18,7 +18,8 @@ struct ElementwiseRates {
   std::vector<ElementwiseRate> operators;
 };
 
-/// Measures norms, activations, dropout, the bias gradient, RoPE, casts and the loss in the compute type, on operands
+/// Measures norms, activations, dropout, the bias gradient, RoPE, casts, the loss and the gathering and combining of
+/// experts' rows in the compute type, on operands
 /// of `bytes` each. Returns medians over `repeats`.
 ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int repeats);
 
