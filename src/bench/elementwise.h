@@ -19,8 +19,7 @@ struct ElementwiseRates {
 };
 
 /// Measures norms, activations, dropout, the bias gradient, RoPE, casts, the loss and the gathering and combining of
-/// experts' rows in the compute type, on operands
-/// of `bytes` each. Returns medians over `repeats`.
+/// experts' rows in the compute type, on operands of `bytes` each. Returns medians over `repeats`.
 ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int repeats);
 
 }  // namespace trainer::bench

@@ -9,7 +9,7 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kTileRowBytes = int64_t{384} << 10, kTileColBytes = int64_t{512} << 10;  // of a block of A and B
+constexpr int64_t kTileRowBytes = int64_t{384} << 10, kTileColBytes = int64_t{512} << 10;  // a block of A, and one of B
 constexpr int64_t kMostTileRows = 512, kMostTileCols = 1024;
 constexpr int64_t kTilePackCost = 12;  // cost of packing one element, in columns multiplied in that time
 
@@ -48,8 +48,8 @@ struct GroupTiles {
     const bool kept = kernels.whole_sums || SumBlocks(k, kernels).count > 1;
     bytes = a_bytes + b_bytes + (kept ? aligned(rows * cols * kSumSize) : 0);
   }
-  int64_t rows = 0, cols = 0;                   // of a tile, at most
-  int64_t a_bytes = 0, b_bytes = 0, bytes = 0;  // of a thread's panels, and all its memory
+  int64_t rows = 0, cols = 0;                   // the most that a tile has
+  int64_t a_bytes = 0, b_bytes = 0, bytes = 0;  // a thread's panels, and all its memory
 };
 
 /// Computes the tile of C in `tile`, which has its position and size, with panels in `memory`.

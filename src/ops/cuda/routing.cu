@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_backward_kernel(RouteBack
   for (int e = lane; e < op.experts; e += kWarp) {
     const float p = expf(logits[e] - lse);
     fp += f(e) * p;
-    entropy += p == 0 ? 0.0f : p * (lse - logits[e]);  // where p is 0, the logit may be −∞
+    entropy += p == 0 ? 0.0f : p * (lse - logits[e]);  // a logit of −∞ has p = 0
   }
   fp = warp_sum(fp);
   entropy = warp_sum(entropy);
