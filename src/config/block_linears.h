@@ -18,7 +18,7 @@ struct LinearPart {
 };
 
 /// The role of a linear in its layer. `dense`: it computes every token, as all linears of attention and of a dense MLP
-/// do. The others are those of a layer with experts: the router chooses the experts of a token, the shared expert
+/// do. All other roles are in a layer with experts: the router chooses the experts of a token, the shared expert
 /// computes every token, and its gate [d_model, 1] weighs its output.
 enum class Role : uint8_t { dense, router, experts, shared, shared_gate };
 

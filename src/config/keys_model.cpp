@@ -139,8 +139,8 @@ void declare_model(std::vector<Key>& keys) {
                 "Width of the shared expert, which computes every token in addition to the chosen ones (qwen2_moe); 0: "
                 "there is none.");
   model.integer("moe_every", &Model::moe_every, 1, {.range = between(1, 10'000), .unit = "blocks"},
-                "Blocks whose number, counted from 1, is a multiple of this have experts; the others have an MLP of "
-                "width d_ff.");
+                "Blocks whose number, counted from 1, is a multiple of this have experts; all other blocks have an MLP "
+                "of width d_ff.");
   model.boolean("norm_topk", &Model::norm_topk,
                 by_family([](const FamilyFacts& f) { return f.norm_topk ? "true" : "false"; }),
                 "Scale the weights of the experts that compute a token so that they sum to 1.");

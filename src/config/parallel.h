@@ -26,7 +26,7 @@ struct LayerSpec {
   std::string stream, attention;
   std::string hidden;  // between up and down
   std::string qkv, out, up, down;
-  std::string experts;   // of layers with experts; empty: no axis divides them
+  std::string experts;   // axes that divide them; empty: none
   std::string schedule;  // schedule of the linears: at_once or ring; empty: at_once
   int64_t layers = 0;    // number of layers with these specs; 0: all remaining layers
   bool operator==(const LayerSpec&) const = default;

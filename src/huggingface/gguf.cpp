@@ -169,7 +169,8 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
   const config::Model& m = source.config.model;
   const config::Family& family = config::family_of(m);
   if (family.gguf.architecture == nullptr)
-    cannot_run("arch", format("\"{}\"", family.name), "use gpt2, llama, mistral, qwen2, qwen3 or a family with experts");
+    cannot_run("arch", format("\"{}\"", family.name),
+               "use gpt2, llama, mistral, qwen2, qwen3 or a family with experts");
   const std::string arch = family.gguf.architecture;
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
   // Numbers of llama.cpp's file types.

@@ -8,7 +8,7 @@ namespace trainer::parallel {
 inline Tensor gate_of(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
 inline Tensor up_of(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
 
-/// What a layer with experts saves of n rows, each of which k of E experts compute; empty in others. Logits,
+/// Saved by a layer with experts of n rows, each of which k of E experts compute; empty in others. Logits,
 /// log-sum-exps and weights have the accumulator type, the others are i32.
 struct Routed {
   Scratch logits, lse;   // [n, E], [n] of the router
@@ -23,7 +23,7 @@ struct Routed {
   std::optional<Operand> dy;  // from backward() to input_gradient()
   Scratch sorted_dweights;    // [n·k, 1], likewise
   Scratch dweights;  // [n·(k + 1)] from backward() to input_gradient(): the gradients of weights, then of gates
-  Scratch shared_pre, shared_z, shared_gate;  // of the shared expert: [n, 2F], [n, F], [n, 1]
+  Scratch shared_pre, shared_z, shared_gate;  // the shared expert: [n, 2F], [n, F], [n, 1]
 };
 
 /// Has the same functions as Attention. N, F: this rank's.

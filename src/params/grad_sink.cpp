@@ -236,7 +236,7 @@ void GradSink::join_replica_sum(Exec& ex, GroupState& group) {
 
 void GradSink::end_micro(Exec& ex) {
   end_reductions(ex);
-  while (!flights_.empty()) join_oldest_flight(ex);  // of groups that a later pass ends
+  while (!flights_.empty()) join_oldest_flight(ex);  // groups that a later pass ends have them, too
   TRAINER_CHECK(flights_.empty() && std::ranges::none_of(slots_, [](const SlotState& s) { return bool(s.outgoing); }),
                 "the backward pass ended before complete() was called for a gradient");
 }

@@ -105,7 +105,7 @@ double update_seconds(const Cluster& cluster, const config::Config& config, DTyp
   double elements = 0;
   for (const Matrices& each : matrices_of(config.model, config.model.n_layer))
     elements += static_cast<double>(each.count * each.shape.count());
-  elements /= static_cast<double>(config.model.n_layer);  // of a layer
+  elements /= static_cast<double>(config.model.n_layer);  // those in one layer
   const double layers = static_cast<double>(config.model.n_layer) / static_cast<double>(config.parallel.stages);
   const double sent = layers * elements * (1 + copies - 2 / parts);
   const GroupShape group = group_shape(cluster, parallel::mesh_shape(axes), among);

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <numeric>
 #include <span>
 #include <utility>
 
@@ -12,44 +11,10 @@
 #include "device/stream.h"
 #include "offload/make.h"
 #include "parallel/loss.h"
+#include "train/phase_clock.h"
 #include "train/spikes.h"
 
 namespace trainer::train {
-namespace {
-
-std::string_view name_of(double PhaseMs::*phase) {
-  if (phase == &PhaseMs::data) return "data";
-  if (phase == &PhaseMs::forward) return "forward";
-  return phase == &PhaseMs::backward ? "backward" : "update";  // the trace uses "optimizer" for the operator
-}
-
-}  // namespace
-
-/// Charges the time since the last call to a phase. Waits for the GPU first, so its work is charged to the phase that
-/// launched it; with `ahead` it does not, so that the work of the next phases is launched before that of this one ends.
-class Trainer::PhaseClock {
- public:
-  PhaseClock(device::Device& device, PhaseMs& phases, Trace* trace) : device_(device), phases_(phases), trace_(trace) {}
-  void charge(double PhaseMs::*phase, bool ahead = false) {
-    if (!ahead) device_.synchronize();
-    const double now = now_seconds();
-    phases_.*phase += (now - last_) * 1e3;
-    if (trace_ != nullptr) trace_->add({.name = name_of(phase), .time = {last_, now}});
-    last_ = now;
-  }
-  /// Returns the time of the last call.
-  double last() const { return last_; }
-  /// Adds the phases since `begin` to the trace as one activity; `title` must live as long as the trace.
-  void name(std::string_view title, double begin) {
-    if (trace_ != nullptr) trace_->add({.name = title, .time = {begin, last_}});
-  }
-
- private:
-  device::Device& device_;
-  PhaseMs& phases_;
-  Trace* trace_;
-  double last_ = now_seconds();
-};
 
 Trainer::Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
                  std::optional<sharding::ModelSharding> sharding)
@@ -186,48 +151,6 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   end_routing(rows, outcome);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
-}
-
-void Trainer::begin_routing(int64_t rows) {
-  if (!routing_) return;
-  const double terms = static_cast<double>(moe_layers(config_.model) * rows);
-  routing_->balance = config_.train.balance_loss * static_cast<double>(config_.model.n_expert) / terms;
-  routing_->z_loss = 2 * config_.train.router_z_loss / terms;
-  routing_->begin_step();
-}
-
-void Trainer::end_routing(int64_t rows, Outcome& outcome) {
-  if (!routing_) return;
-  const parallel::RouterTerms terms = routing_->terms();
-  double sums[] = {terms.balance, terms.z_loss};
-  scalars_->sum_over_ranks(sums);
-  const auto all = static_cast<double>(moe_layers(config_.model) * rows);
-  outcome.balance_loss = sums[0] / all;
-  outcome.router_z_loss = sums[1] / all;
-}
-
-ExpertStatistics Trainer::expert_statistics() {
-  std::vector<double> sums(routing_->counts().begin(), routing_->counts().end());
-  sums.push_back(routing_->terms().entropy);
-  mesh_.host().sum(sums);
-
-  const config::Model& model = config_.model;
-  const auto experts = static_cast<size_t>(model.n_expert), layers = sums.size() / experts;
-  ExpertStatistics result;
-  double pairs = 0;
-  for (size_t layer = 0; layer < layers; ++layer) {
-    const std::span counts = std::span(sums).subspan(layer * experts, experts);
-    const double of_layer = std::accumulate(counts.begin(), counts.end(), 0.0),
-                 mean = of_layer / static_cast<double>(experts);
-    const double load = mean > 0 ? std::ranges::max(counts) / mean : 0;
-    if (load > result.load_max) result.load_layer = static_cast<int64_t>(layer + 1) * model.moe_every - 1;
-    result.load_max = std::max(result.load_max, load);
-    result.idle += std::ranges::count(counts, 0.0);
-    result.counts.emplace_back(counts.begin(), counts.end());
-    pairs += of_layer;
-  }
-  result.entropy = sums.back() * static_cast<double>(model.experts_per_token) / pairs;
-  return result;
 }
 
 double Trainer::seconds_waited() const {
@@ -470,13 +393,6 @@ UpdateCost Trainer::cost_of_update(const std::map<CommKey, CommCount>& before) c
     if (sent > 0) cost.sent += static_cast<double>(sent) / mesh_.shape().group_size(key.axes);
   }
   return cost;
-}
-
-CommBytes Trainer::expected_comm_bytes(CommBytes planned) const {
-  if (!routing_) return planned;
-  for (const auto& [axes, bytes] : routing_->unplanned_bytes())
-    planned[mesh_.shape().name_of(axes)][std::string(name_of(CommOp::all_to_all))] += bytes;
-  return planned;
 }
 
 CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {

@@ -177,7 +177,7 @@ class Trainer : public ModelRunner {
   std::unique_ptr<optim::Optimizer> optimizer_;
   offload::Engine* offload_ = nullptr;  // the optimizer, if its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;
-  std::optional<parallel::Routing> routing_;  // of a model with experts
+  std::optional<parallel::Routing> routing_;  // empty without experts
   /// The terms of the loss that a step reports: the place of the mean of losses(t).
   std::vector<double Outcome::*> terms_ = {&Outcome::loss};
   /// This stage's actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures mixtures of experts on CPUs: ratios of step times of two runs in alternating turns.
 
-The model of configs/llama-style.toml with 8 experts, 2 of which compute a token, beside the dense one with an MLP as
-wide as two experts, which has the same active FLOPs; and on two ranks, experts that are divided beside experts that are
-gathered. Tokens are random. Prints a Markdown table; ratios are taken within rounds, since a machine's speed drifts.
+The model of configs/llama-style.toml with 8 experts, 2 of which compute a token, over the dense one with an MLP as
+wide as two experts, which has the same active FLOPs; and on two ranks, divided experts over gathered
+ones. Tokens are random. Prints a Markdown table; ratios are taken within rounds, since a machine's speed drifts.
 
     tests/bench/experts.py --trainer build/trainer
     tests/bench/experts.py --trainer build/trainer --compute bf16 --only wide

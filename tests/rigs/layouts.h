@@ -51,7 +51,7 @@ struct Result {
   CommBytes measured, predicted;  // the first rank's
   std::vector<std::pair<CommBytes, CommBytes>> bytes;  // by rank: measured and predicted
   int64_t optimizer_bytes = 0;                         // the first rank's
-  std::vector<std::vector<int64_t>> choices;           // of experts, in the last step
+  std::vector<std::vector<int64_t>> choices;           // experts of the last step's rows
 };
 
 struct HowToRun {

@@ -62,7 +62,7 @@ TEST(Flops, OfExpertsCountThoseThatComputeAToken) {
     Arch arch;
     int64_t n_layer, n_head, n_kv_head, head_dim, d_model, n_expert, k, d_expert, d_shared, vocab;
     int64_t parameters, active;
-    double flops;  // of a token of a sequence of 4096
+    double flops;  // for a token of a sequence of 4096
   };
   for (const Case& c : {Case{"Mixtral 8x7B", Arch::mixtral, 32, 32, 8, 128, 4096, 8, 2, 14336, 0, 32000, 46'702'792'704,
                              12'748'587'008, 82'933'972'992},

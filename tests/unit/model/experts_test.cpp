@@ -107,7 +107,7 @@ class Layer {
     routing.z_loss = 2 * kZeta / kRows;
     routing.per_sequence = variant.per_sequence;
     for (const auto& [name, values] : weights(variant.shared)) set(name, values);
-    // What is not written must not be read.
+    // Memory that is not written must not be read.
     const Tensor gradient = store_.groups()[0].grad;
     std::memset(gradient.data, 0xff, static_cast<size_t>(gradient.bytes()));
   }

@@ -348,7 +348,7 @@ struct Placed {
 
   bool turned;
   int64_t rows, cols;  // in transformers
-  int64_t first;       // of the matrix in its tensor
+  int64_t first;       // the matrix begins here in its tensor
 };
 
 struct Families : ::testing::TestWithParam<config::Recompute> {};
