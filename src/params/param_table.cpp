@@ -92,11 +92,13 @@ comm::Chunk ParamTable::piece_of(const Slot& slot) const {
 }
 
 int ParamTable::rank_of_first_replica() const {
+  mesh::AxisSet apart = 0;  // "data" may be several axes: replicas, and the depth of a 2.5D mesh
+  for (const char* name : {"data", "stage"})
+    if (mesh_shape_.has(name)) apart |= mesh_shape_.set(name);
   int rank = rank_, stride = mesh_shape_.world_size();
   for (int axis = 0; axis < mesh_shape_.axes(); ++axis) {
     stride /= mesh_shape_.size(axis);
-    const std::string& name = mesh_shape_.name(axis);
-    if (name == "data" || name == "stage") rank -= mesh_shape_.coordinate(rank_, axis) * stride;
+    if ((apart >> axis & 1) != 0) rank -= mesh_shape_.coordinate(rank_, axis) * stride;
   }
   return rank;
 }
