@@ -17,7 +17,7 @@ static int64_t block_weights(const config::Model& model, int64_t layers) {
 
 MatmulWeights matmul_weights(const config::Model& model, int64_t vocab) {
   TRAINER_CHECK(
-      model.n_layer > 0 && model.n_head > 0 && model.d_model > 0 && model.d_ff + model.d_expert > 0 && vocab > 0,
+      model.n_layer > 0 && model.n_head > 0 && model.d_model > 0 && model.d_ff + model.d_expert > 0 && vocab >= 0,
       "model sizes must be resolved: n_layer {}, n_head {}, d_model {}, d_ff {}, d_expert {}, vocabulary {}",
       model.n_layer, model.n_head, model.d_model, model.d_ff, model.d_expert, vocab);
   return {.blocks = block_weights(model, model.n_layer), .head = model.d_model * vocab};

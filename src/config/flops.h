@@ -45,8 +45,8 @@ double layer_flops(const config::Model& model, int64_t layer);
 double mean_visible_keys(const config::Model& model);
 /// The definition of full(), for the log.
 inline constexpr std::string_view kFlopsDefinition =
-    "6 * N_matmul + 12 * n_layer * n_head * head_dim * seq_len per token (N_matmul: weights that multiply, head "
-    "included; layers with a window count it instead of seq_len)";
+    "6 * N_matmul + 12 * n_layer * n_head * head_dim * seq_len per token (N_matmul: weights that multiply a "
+    "token, head included; layers with a window count it instead of seq_len)";
 
 /// Fractions of the dense peak; NaN if the peak is unknown (<= 0).
 struct Utilisation {

@@ -28,7 +28,7 @@ void declare_train(std::vector<Key>& keys) {
                "Coefficient of the z-loss, the mean square of the logarithm of the softmax denominator, which keeps "
                "logits small (PaLM: 1e-4); 0: none. Reported losses do not include it.");
   train.number("balance_loss", &Train::balance_loss, -1,
-               {.range = between(0, 10), .derived = "0.01 with model.n_expert, else 0"},
+               {.range = between(0, 10), .derived = "0.01 with model.n_expert"},
                "Coefficient of the experts' load-balancing loss, the mean over layers of E x sum of f x P over the E "
                "experts: f is an expert's share of the choices, P its mean probability; 1 if loads are equal. Raise it "
                "if experts stay idle; 0: none. Reported losses do not include it.");

@@ -72,7 +72,7 @@ void resolve(Config& config) {
   config.model.init_hidden = std::sqrt(width_ratio(config));
   config.model.init_head = width_ratio(config);
   constexpr double kDefaultBalanceLoss = 0.01;
-  if (config.train.balance_loss < 0) config.train.balance_loss = config.model.n_expert > 0 ? kDefaultBalanceLoss : 0;
+  if (config.model.n_expert > 0 && config.train.balance_loss < 0) config.train.balance_loss = kDefaultBalanceLoss;
   Optim& optim = config.optim;
   if (optim.min_lr < 0) optim.min_lr = optim.lr / 10;
   if (optim.name == OptimizerName::muon && config.muon.weight_decay < 0) config.muon.weight_decay = optim.weight_decay;

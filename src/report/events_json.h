@@ -224,7 +224,7 @@ void fields(V& v, In<V, StepReport>& s) {
   if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   if (V::kReads || s.skipped) v("bad_tensor", s.bad_tensor);
   if (V::kReads || !std::isnan(s.z_loss)) v("z_loss", s.z_loss);
-  if (V::kReads || !std::isnan(s.balance_loss))
+  if (V::kReads || s.experts || !std::isnan(s.balance_loss))
     v("balance_loss", s.balance_loss, "router_z_loss", s.router_z_loss, "experts", s.experts);
   if (V::kReads || s.optimizer_flops > 0) v("optimizer_flops", s.optimizer_flops);
   if (V::kReads || !std::isnan(s.bubble)) v("bubble", s.bubble);

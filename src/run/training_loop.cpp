@@ -221,8 +221,9 @@ bool TrainingLoop::step() {
   last_was_spike_ = outcome.spike.has_value();
   loss_of_last_ = kUnknown;
   std::optional<train::ExpertStatistics> experts;
-  const bool logged = is_due(config_.log.interval) || is_finished() || !std::exchange(has_stepped_, true);
-  if (config_.model.n_expert > 0 && logged) experts = trainer_.expert_statistics();
+  const bool first = !std::exchange(has_stepped_, true);
+  if (config_.model.n_expert > 0 && (first || is_due(config_.log.interval) || is_finished()))
+    experts = trainer_.expert_statistics();
   reporter_.step(work, outcome, seconds, state_, trainer_, std::move(experts));
   slow_ranks_.add(seconds * 1e3, outcome.phase_ms.data, trainer_.meter());
   tracer_.after_step(work.step);

@@ -36,6 +36,7 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   const bool requested = config.run.device == config::DeviceChoice::cuda;
   const bool fp64 = config.precision.compute == config::Compute::fp64;
   if (config.run.device == config::DeviceChoice::cpu || (fp64 && !requested)) return std::nullopt;
+  if (config.model.n_expert > 0) return std::nullopt;  // no GPU has run experts yet
   if (fp64)
     throw Error(Code::config,
                 "precision.compute = \"fp64\" with run.device = \"cuda\": fp64 is supported on CPUs only; use "

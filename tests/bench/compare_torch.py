@@ -45,8 +45,9 @@ CASES = {
     "llama-124m-2x512": ("llama-style.toml", ["model.n_layer=12", "model.n_head=12", "model.n_kv_head=4", "model.d_model=768",
                                               "model.d_ff=2048", "model.seq_len=512", "train.global_batch=2",
                                               "train.micro_batch=2", "data.vocab_size=32000"]),
-    "mixtral-8x256": ("llama-style.toml", ["model.arch=mixtral", "model.d_ff=0", "model.n_expert=8", "model.experts_per_token=2",
-                                           "model.d_expert=352", "data.vocab_size=2048"]),
+    "mixtral-8x256": ("quickstart.toml", ["model.arch=mixtral", "model.n_layer=6", "model.n_head=8", "model.n_kv_head=2",
+                                          "train.micro_batch=8", "model.tie_embeddings=false", "model.n_expert=8",
+                                          "model.experts_per_token=2", "model.d_expert=352", "data.vocab_size=2048"]),
 }
 PEER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "MALLOC_MMAP_THRESHOLD_": str(1 << 34),
                     "MALLOC_TRIM_THRESHOLD_": str(1 << 35), "MALLOC_TOP_PAD_": str(1 << 28)}

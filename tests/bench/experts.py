@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures mixtures of experts on CPUs: ratios of step times of two runs in alternating turns.
 
-The model of configs/llama-style.toml with 8 experts, 2 of which compute a token, over the dense one with an MLP as
-wide as two experts, which has the same active FLOPs; and on two ranks, divided experts over gathered
-ones. Tokens are random. Prints a Markdown table; ratios are taken within rounds, since a machine's speed drifts.
+A Mixtral with 8 experts, 2 of which compute a token, over a Llama with an MLP as wide as two experts, which has the same
+active FLOPs; and on two ranks, divided experts over gathered ones. Tokens are random. Prints a Markdown table; ratios are
+taken within rounds, since a machine's speed drifts.
 
     tests/bench/experts.py --trainer build/trainer
     tests/bench/experts.py --trainer build/trainer --compute bf16 --only wide
@@ -15,20 +15,22 @@ from pathlib import Path
 from runs import ROOT, add_arguments, in_turns, launcher, ratio, train, write_tokens
 
 VOCABULARY = 2048
+SIZES = ["model.n_layer=6", "model.n_head=8", "model.n_kv_head=2", "model.d_model=256", "train.micro_batch=8"]
 WIDE = ["model.n_layer=4", "model.d_model=512", "model.seq_len=512"]
+DENSE = ["model.arch=llama"]
 FSDP = ["parallel.strategy=fsdp", "parallel.shards=2", "run.threads=1"]
 
 
 def experts(width):
-    return ["model.arch=mixtral", "model.d_ff=0", "model.n_expert=8", "model.experts_per_token=2", f"model.d_expert={width}"]
+    return [*SIZES, "model.arch=mixtral", "model.n_expert=8", "model.experts_per_token=2", f"model.d_expert={width}"]
 
 
 # By name: the runs that are compared, the first divided by the second, with their ranks and settings; the largest ratio.
 CASES = {
     "narrow": (("6 layers of 256, 2 of 8 experts of 352", 1, experts(352)),
-               ("dense, MLP of 704", 1, ["model.d_ff=704"]), 1.35),
-    "wide": (("4 layers of 512, 2 of 8 experts of 704", 1, [*WIDE, *experts(704)]),
-             ("dense, MLP of 1408", 1, [*WIDE, "model.d_ff=1408"]), 1.35),
+               ("dense, MLP of 704", 1, [*SIZES, *DENSE, "model.d_ff=704"]), 1.35),
+    "wide": (("4 layers of 512, 2 of 8 experts of 704", 1, [*experts(704), *WIDE]),
+             ("dense, MLP of 1408", 1, [*SIZES, *DENSE, *WIDE, "model.d_ff=1408"]), 1.35),
     "ranks": (("2 ranks, 4 experts on each", 2, [*experts(704), *FSDP, "parallel.experts=2"]),
               ("2 ranks, experts gathered", 2, [*experts(704), *FSDP]), 1.0),
 }
@@ -50,7 +52,7 @@ def main():
 
             def measure(label):
                 ranks, sets = settings[label]
-                return train(args, args.trainer.resolve(), ROOT / "configs/llama-style.toml", VOCABULARY, folder,
+                return train(args, args.trainer.resolve(), ROOT / "configs/quickstart.toml", VOCABULARY, folder,
                              launcher(ranks) if ranks > 1 else [], sets)
 
             found = in_turns(args.rounds, settings, measure)
