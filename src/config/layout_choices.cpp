@@ -41,8 +41,9 @@ std::vector<Parallel> generation_layouts(const Config& config, int world) {
   Config one_by_one = config;
   one_by_one.parallel.sequence_parallel = false;  // generation computes one row at a time, which cannot be split
   std::vector<Parallel> layouts = replica_layouts(one_by_one, world);
-  const auto others = std::ranges::stable_partition(
-      layouts, [](const Parallel& layout) { return layout.strategy == StrategyName::megatron_1d; });
+  const auto others = std::ranges::stable_partition(layouts, [](const Parallel& layout) {
+    return layout.strategy == StrategyName::megatron_1d && layout.experts == 1;
+  });
   std::vector<Parallel> chosen = {*std::ranges::max_element(layouts.begin(), others.begin(), {}, &Parallel::tensor)};
   chosen.insert(chosen.end(), others.begin(), others.end());
   return chosen;

@@ -18,12 +18,15 @@ AxisSet reduced(const sharding::LinearSharding& grid) { return grid.rows & ~grid
 /// Adds a linear of every token, sharded as `grid`.
 Weights add_linear(ParamStore& store, const LayerSpec& spec, const LinearSpec& linear,
                    const sharding::LinearSharding& grid) {
-  return {store, spec.group, linear,
-          [&](const LinearPart&, const Layout& whole) -> Weights::Placed {
-            return {whole.with(grid.contraction, split(0)).with(grid.cols, split(1)).with(grid.flat, mesh::kFlat),
-                    reduced(grid)};
-          },
-          [](const LinearPart&, const Layout& whole) -> Weights::Placed { return {whole}; }};
+  Weights weights(
+      store, spec.group, linear,
+      [&](const LinearPart&, const Layout& whole) -> Weights::Placed {
+        return {whole.with(grid.contraction, split(0)).with(grid.cols, split(1)).with(grid.flat, mesh::kFlat),
+                reduced(grid)};
+      },
+      [](const LinearPart&, const Layout& whole) -> Weights::Placed { return {whole}; });
+  if (grid.keep) weights.keep();
+  return weights;
 }
 
 /// Adds a linear of the experts, a tensor [E, in, out] for each part, sharded as `grid`, but with experts instead of
@@ -42,7 +45,9 @@ params::SlotId add_experts(ParamStore& store, const LayerSpec& spec, Site site, 
                      .init = {params::Init::Kind::normal, linear.init_std},
                      .sum_over = reduced(grid) & ~divided,
                      .hidden = true});
-  return store.add_slot(spec.group, std::move(parts));
+  const params::SlotId slot = store.add_slot(spec.group, std::move(parts));
+  if (grid.keep) store.weights().keep(slot);
+  return slot;
 }
 
 }  // namespace
@@ -269,7 +274,8 @@ Scratch Experts::input_gradient(Exec& ex, const Batch& batch, const Tensor& d, c
     held_down_.reset();
     grads.complete(ex, experts_down_);
     grads.complete(ex, experts_up_);
-    if (batch.routing != nullptr) batch.routing->exchanged(divided_, exchange_->take_unplanned_bytes());
+    if (batch.routing != nullptr)
+      batch.routing->exchanged(index_, exchange_->rounds(), divided_, exchange_->take_unplanned_bytes());
     ops::run(ex, ops::GatherRows{
                      .x = r.sorted_dweights, .index = r.place, .y = column(r.dweights.tensor().range(0, pairs))});
     weights_summed = start_sum(ex, up_.cols, r.dweights);

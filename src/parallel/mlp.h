@@ -8,8 +8,8 @@ namespace trainer::parallel {
 inline Tensor gate_of(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
 inline Tensor up_of(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
 
-/// Saved by a layer with experts of n rows, each of which k of E experts compute; empty in others. Logits,
-/// log-sum-exps and weights have the accumulator type, the others are i32.
+/// The tensors that a layer with k of E experts per token saves for its n rows. Logits, log-sum-exps,
+/// weights and their gradients have the accumulator type; choices, counts, orders are i32; rows have the compute type.
 struct Routed {
   Scratch logits, lse;   // [n, E], [n] of the router
   Scratch choices;       // [n, k] the experts of a row; all that `full` recomputation keeps
@@ -22,7 +22,8 @@ struct Routed {
   std::optional<Operand> x;   // from forward() to output(): the input, for later rounds
   std::optional<Operand> dy;  // from backward() to input_gradient()
   Scratch sorted_dweights;    // [n·k, 1], likewise
-  Scratch dweights;  // [n·(k + 1)] from backward() to input_gradient(): the gradients of weights, then of gates
+  Scratch dweights;  // [n·k], with a shared expert [n·(k + 1)], from backward() to input_gradient(): the gradients of
+                     // weights, then of gates
   Scratch shared_pre, shared_z, shared_gate;  // the shared expert: [n, 2F], [n, F], [n, 1]
 };
 

@@ -8,11 +8,13 @@ Routing::Routing(device::Device& device, DType accumulator, int64_t layers, int6
     : device_(device),
       experts_(experts),
       counts_(static_cast<size_t>(layers * experts)),
+      rounds_(static_cast<size_t>(layers)),
       written_(static_cast<size_t>(layers)),
       sums_(device, "data", {layers, 3}, accumulator) {}
 
 void Routing::begin_step() {
   std::ranges::fill(counts_, 0);
+  std::ranges::fill(rounds_, 0);
   for (auto& [axes, bytes] : unplanned_) bytes = 0;
   std::fill(written_.begin(), written_.end(), false);
 }
@@ -20,6 +22,12 @@ void Routing::begin_step() {
 void Routing::count(int64_t layer, std::span<const int32_t> counts) {
   int64_t* const own = counts_.data() + layer * experts_;
   for (size_t i = 0; i < counts.size(); ++i) own[static_cast<int64_t>(i) % experts_] += counts[i];
+}
+
+void Routing::exchanged(int64_t layer, int64_t rounds, mesh::AxisSet axes, int64_t bytes) {
+  int64_t& most = rounds_[static_cast<size_t>(layer)];
+  most = std::max(most, rounds);
+  unplanned_[axes] += bytes;
 }
 
 Routing::Sums Routing::sums(int64_t layer) {

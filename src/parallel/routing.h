@@ -39,8 +39,11 @@ class Routing {
   };
   Sums sums(int64_t layer);
 
-  /// Adds bytes that an exchange along these axes sent beyond those of balanced routing, which are planned.
-  void exchanged(mesh::AxisSet axes, int64_t bytes) { unplanned_[axes] += bytes; }
+  /// Notes a layer's exchange of rows: its rounds, and the bytes that it sent along `axes` beyond those of balanced
+  /// routing, which are planned.
+  void exchanged(int64_t layer, int64_t rounds, mesh::AxisSet axes, int64_t bytes);
+  /// Returns the most rounds in which a layer's rows of a micro-batch were exchanged in the step; 0: no exchange.
+  std::span<const int64_t> rounds() const { return rounds_; }
   const std::map<mesh::AxisSet, int64_t>& unplanned_bytes() const { return unplanned_; }
 
   /// Returns this rank's terms of the step. Waits for the device.
@@ -51,7 +54,7 @@ class Routing {
  private:
   device::Device& device_;
   int64_t experts_;
-  std::vector<int64_t> counts_;
+  std::vector<int64_t> counts_, rounds_;
   std::map<mesh::AxisSet, int64_t> unplanned_;
   std::vector<bool> written_;  // by layer: sums_ has terms of this step
   Buffer sums_;                // [layers, 3]

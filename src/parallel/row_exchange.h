@@ -3,6 +3,7 @@
 // rounds of an ExchangePlan. All of its functions are collective over the ranks along its axes, and take memory that
 // does not depend on the counts.
 #include <optional>
+#include <utility>
 
 #include "parallel/exchange.h"
 #include "parallel/ranks.h"
@@ -16,7 +17,7 @@ class RowExchange {
   RowExchange(const Ranks& ranks, AxisSet axes, AxisSet rows, int64_t experts, int64_t chosen, double buffer)
       : ranks_(ranks), axes_(axes), split_(rows), experts_(experts), chosen_(chosen), buffer_(buffer) {}
 
-  /// Returns the counts of all ranks, [ranks · lines, E], given this rank's [lines, E], which are summed over lines.
+  /// Returns the counts of all ranks, [ranks · lines, E], given this rank's [lines, E].
   Scratch gather(Exec& ex, const Tensor& counts) const;
   /// Plans the exchange of the choices of `rows` rows per rank, whose counts gather() returned. On a dry device, which
   /// has none, choices are those of balanced routing. Waits for the device.

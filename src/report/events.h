@@ -41,6 +41,7 @@ struct ExpertsReport {
   double load_max = kUnknown;
   int64_t load_layer = 0, idle = 0;
   double entropy = kUnknown;
+  int64_t rounds = 0;
 };
 
 struct StepReport {

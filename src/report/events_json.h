@@ -212,6 +212,7 @@ void fields(V& v, In<V, StartReport>& s) {
 template <typename V>
 void fields(V& v, In<V, ExpertsReport>& e) {
   v("load_max", e.load_max, "load_layer", e.load_layer, "idle", e.idle, "entropy", e.entropy);
+  v("rounds", e.rounds);
 }
 
 template <typename V>

@@ -136,7 +136,14 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
     r.router_z_loss = outcome.router_z_loss;
   }
   if (experts) {
-    r.experts = {experts->load_max, experts->load_layer, experts->idle, experts->entropy};
+    r.experts = {experts->load_max, experts->load_layer, experts->idle, experts->entropy, experts->rounds};
+    if (experts->rounds > 1 && !told_rounds_) {
+      told_rounds_ = true;
+      log::info(
+          "step {}: the exchange of layer {} took {} rounds (load {:.2f}, parallel.expert_buffer {:g}); more rounds "
+          "cost time, not tokens: raise train.balance_loss or parallel.expert_buffer",
+          r.step, experts->rounds_layer, experts->rounds, experts->load_max, config_.parallel.expert_buffer);
+    }
     choices_ = std::move(experts->counts);
   }
   r.lr = work.lr;

@@ -89,7 +89,7 @@ class Reporter {
   CommBytes comm_bytes_;
   double step_seconds_ = 0, wait_seconds_ = 0, bubble_seconds_ = 0;
   int64_t steps_ = 0;
-  bool bytes_differ_ = false;
+  bool bytes_differ_ = false, told_rounds_ = false;
   std::vector<std::vector<int64_t>> choices_;  // as in EndReport
 };
 

@@ -1,6 +1,7 @@
 #include "train/model_runner.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "config/layouts.h"
@@ -52,12 +53,17 @@ ModelRunner::ModelRunner(Unallocated, device::Device& device, comm::World& world
 
 void ModelRunner::require_equal_kernels() const {
   const std::vector<std::string> all = mesh_.host().gather(ops::product_path(device_, store_.compute_dtype()));
-  const auto other = std::ranges::find_if(all, [&](const std::string& each) { return each != all.front(); });
-  if (other == all.end()) return;
-  throw Error(Code::config, format("ranks 0 and {} compute with different kernels ({}; {}), whose rounding would make "
-                                   "ranks with the same tokens choose different experts; start on equal hosts",
-                                   other - all.begin(), all.front(), *other))
-      .on(Scope::all_ranks);
+  std::map<int64_t, size_t> first;  // the first rank of each replica's stage
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const int64_t part = mesh_.shape().index(static_cast<int>(rank), sharding_.data() | sharding_.stage_axis());
+    const size_t other = first.try_emplace(part, rank).first->second;
+    if (all[rank] == all[other]) continue;
+    throw Error(Code::config,
+                format("ranks {} and {} compute with different kernels ({}; {}), whose rounding would make "
+                       "ranks with the same tokens choose different experts; start on equal hosts",
+                       other, rank, all[other], all[rank]))
+        .on(Scope::all_ranks);
+  }
 }
 
 ModelRunner::ModelRunner(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab,

@@ -138,8 +138,8 @@ class ModelRunner {
   std::optional<RankScalars> scalars_;
 
  private:
-  /// Throws Code::config unless all ranks have the same GEMM kernels: where ranks hold the same rows, their routers
-  /// must choose the same experts.
+  /// Throws Code::config unless the ranks of a replica's stage have the same GEMM kernels: where ranks hold the same
+  /// rows, their routers must choose the same experts.
   void require_equal_kernels() const;
   /// Returns the number of token rows of a batch.
   int64_t rows() const { return micro_batch_ * config_.model.seq_len; }

@@ -38,7 +38,9 @@ struct ExpertStatistics {
   double load_max = 0;     // rows of the expert with the most, relative to the mean over its layer's experts
   int64_t load_layer = 0;  // the layer of that expert, counted from 0
   int64_t idle = 0;        // pairs of a layer and an expert without rows
-  double entropy = 0;      // mean of −Σ p·ln p over rows and layers, p: probabilities of the experts
+  int64_t rounds = 0;      // in which rows were exchanged between ranks, at most; 0: no exchange
+  int64_t rounds_layer = 0;
+  double entropy = 0;  // mean of −Σ p·ln p over rows and layers, p: probabilities of the experts
   std::vector<std::vector<int64_t>> counts;  // by layer with experts: how often each expert was chosen
 };
 
@@ -110,9 +112,9 @@ class Trainer : public ModelRunner {
   const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
   /// Returns the work of an update, as plan() counted it.
   const UpdateCost& update_cost() const { return update_cost_; }
-  /// Returns the wire bytes that a meter counted, by axis and operation name, without control messages.
   /// Returns the communication of the last step, given its plan, with what experts exchanged beyond balanced routing.
   CommBytes expected_comm_bytes(CommBytes planned) const;
+  /// Returns the wire bytes that a meter counted, by axis and operation name, without control messages.
   CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
   /// Returns the graphs of micro-steps; after plan(), those of training.

@@ -1,7 +1,9 @@
 // The part of Trainer that concerns mixtures of experts.
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <span>
+#include <string>
 
 #include "train/trainer.h"
 
@@ -45,6 +47,14 @@ ExpertStatistics Trainer::expert_statistics() {
     result.counts.emplace_back(counts.begin(), counts.end());
     pairs += of_layer;
   }
+  const std::span own = routing_->rounds();
+  for (const std::string& rank : mesh_.host().gather({reinterpret_cast<const char*>(own.data()), own.size_bytes()}))
+    for (size_t layer = 0; layer < own.size(); ++layer) {
+      int64_t rounds = 0;
+      std::memcpy(&rounds, rank.data() + layer * sizeof rounds, sizeof rounds);
+      if (rounds > result.rounds) result.rounds_layer = static_cast<int64_t>(layer + 1) * model.moe_every - 1;
+      result.rounds = std::max(result.rounds, rounds);
+    }
   result.entropy = sums.back() * static_cast<double>(model.experts_per_token) / pairs;
   return result;
 }
