@@ -8,23 +8,37 @@ using config::ExpertFields;
 
 namespace {
 
+/// Returns the field for the number of experts. Files of other versions may have that of the other families.
+const char* count_field(bool mixtral) { return mixtral ? "num_local_experts" : "num_experts"; }
+
 /// Reads moe_every: decoder_sparse_step, or what equals it and mlp_only_layers together.
 int64_t read_interval(const Fields& fields, int64_t layers) {
-  constexpr const char* kDense = "mlp_only_layers";
-  const int64_t step = fields.size("decoder_sparse_step", 1);
-  const json* const dense = fields.find(kDense);
-  if (dense != nullptr && !dense->is_array()) fields.refuse(kDense, format("{}, expected a list", json_text(*dense)));
+  constexpr const char *kStep = "decoder_sparse_step", *kDense = "mlp_only_layers";
+  const int64_t step = fields.size(kStep, 1);
+  if (step > layers)
+    fields.refuse(kStep,
+                  format("{}, so that no layer has experts; expected at most num_hidden_layers = {}", step, layers));
+  const json* const given = fields.find(kDense);
+  const json list = given == nullptr ? json::array() : *given;
+  if (!list.is_array()) fields.refuse(kDense, format("{}, expected a list", json_text(list)));
+  std::vector<bool> dense(static_cast<size_t>(layers));
+  for (const json& layer : list) {
+    if (!layer.is_number_unsigned() || layer.get<uint64_t>() >= dense.size())
+      fields.refuse(kDense, format("{}, expected layers from 0 to {}", json_text(layer), layers - 1));
+    dense[layer.get<size_t>()] = true;
+  }
+  const auto refuse = [&](const std::string& found) {
+    fields.refuse(kDense, format("{}, so that {} experts; this program supports them in all layers or in every n-th",
+                                 json_text(list), found));
+  };
   int64_t every = 0;
   for (int64_t layer = 0; layer < layers; ++layer) {
-    const bool has_experts =
-        (layer + 1) % step == 0 && (dense == nullptr || std::ranges::count(*dense, json(layer)) == 0);
+    const bool has_experts = (layer + 1) % step == 0 && !dense[static_cast<size_t>(layer)];
     if (has_experts && every == 0) every = layer + 1;
     if (has_experts != (every > 0 && (layer + 1) % every == 0))
-      fields.refuse(dense == nullptr ? "decoder_sparse_step" : kDense,
-                    format("layer {} {} experts; this program supports them in all layers or in every n-th", layer,
-                           has_experts ? "has" : "has no"));
+      refuse(format("layer {} {}", layer, has_experts ? "has" : "has no"));
   }
-  if (every == 0) fields.refuse("decoder_sparse_step", "no layer has experts");
+  if (every == 0) refuse("no layer has");
   return every;
 }
 
@@ -39,6 +53,8 @@ void require_experts(const config::Model& m, const config::Family& family) {
   if (m.moe_every > 1 && kind != ExpertFields::qwen)
     refuse("moe_every", format("{}", m.moe_every), "has experts in all layers");
   if (!normalizes_topk(m) && kind == ExpertFields::mixtral) refuse("norm_topk", "false", "always normalizes");
+  if (kind == ExpertFields::olmoe && attention_width(m) != m.d_model)
+    refuse("head_dim", format("{}", m.head_dim), "normalizes queries of d_model features: n_head * head_dim = d_model");
   if (family.facts.shared_expert && m.d_shared == 0) refuse("d_shared", "0", "always has a shared expert");
 }
 
@@ -54,7 +70,7 @@ void add_experts(const config::Model& m, ExpertFields kind, ordered_json& out) {
   } else {
     out["intermediate_size"] = m.d_expert;
   }
-  out[kind == ExpertFields::mixtral ? "num_local_experts" : "num_experts"] = m.n_expert;
+  out[count_field(kind == ExpertFields::mixtral)] = m.n_expert;
   out["num_experts_per_tok"] = m.experts_per_token;
   if (kind != ExpertFields::mixtral) out["norm_topk_prob"] = normalizes_topk(m);
   out["output_router_logits"] = false;
@@ -63,8 +79,12 @@ void add_experts(const config::Model& m, ExpertFields kind, ordered_json& out) {
 void read_experts(const Fields& fields, const config::Family& family, int64_t layers, Keys& keys) {
   const ExpertFields kind = family.hugging_face.experts;
   if (kind == ExpertFields::none) return keys.add("d_ff", fields.size("intermediate_size"));
-  const char* const count = fields.find("num_local_experts") != nullptr ? "num_local_experts" : "num_experts";
+  const char *const own = count_field(kind == ExpertFields::mixtral),
+                    *const other = count_field(kind != ExpertFields::mixtral),
+                    *const count = fields.find(own) == nullptr && fields.find(other) != nullptr ? other : own;
   const int64_t chosen = fields.size("num_experts_per_tok"), experts = fields.size(count);
+  if (const int64_t same = fields.size(other, experts); same != experts)
+    fields.refuse(other, format("{}, but {} is {}; remove the wrong one", same, own, experts));
   constexpr int64_t kMost = 1 << 18;  // each has tensors of its own, all of which are listed
   if (experts > kMost / layers)
     fields.refuse(count, format("{} in each of {} layers; this program supports {} in all layers together", experts,

@@ -66,7 +66,7 @@ class Fields {
       refuse(field, format("{} is not supported; expected one of {}", json_text(*value), fmt::join(known, ", ")));
   }
   void demand_absent(const char* field) const {
-    if (const json* value = find(field)) refuse(field, format("{} is not supported", json_text(*value)));
+    if (const json* value = find(field)) refuse(field, format("{} is not supported; expected null", json_text(*value)));
   }
   Fields object(const char* field) const {
     const json* value = find(field);

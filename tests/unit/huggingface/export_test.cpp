@@ -177,6 +177,7 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
            {{"model.arch=gpt2", "model.head_dim=7"}, {"model.head_dim = 7", "24 / 6"}},
            {{"model.arch=mixtral", "model.norm_topk=false"}, {"model.norm_topk = false", "mixtral always normalizes"}},
            {{"model.arch=olmoe", "model.moe_every=2"}, {"model.moe_every = 2", "olmoe has experts in all layers"}},
+           {{"model.arch=olmoe", "model.head_dim=6"}, {"model.head_dim = 6", "n_head * head_dim = d_model"}},
            {{"model.arch=qwen2_moe", "model.d_shared=0"}, {"model.d_shared = 0", "always has a shared expert"}},
        }) {
     const config::Model model = config_of(sets).model;

@@ -83,16 +83,20 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
            {gpt2(), "model_type", "deepseek_v3",
             "model_type: \"deepseek_v3\" is not supported: it has latent attention"},
            {gpt2(), "model_type", "gpt_oss", "model_type: \"gpt_oss\" is not supported: it has attention sinks"},
-           {mixtral, "num_local_experts", nullptr, "num_experts: missing"},
+           {mixtral, "num_local_experts", nullptr, "num_local_experts: missing"},
            {mixtral, "num_experts_per_tok", nullptr, "num_experts_per_tok: missing"},
            {mixtral, "num_experts_per_tok", 6, "experts_per_token"},
            {mixtral, "num_local_experts", 1000000000, "num_local_experts: 1000000000 in each of 2 layers"},
+           {moe, "num_experts", nullptr, "num_experts: missing"},
+           {moe, "num_local_experts", 7, "num_local_experts: 7, but num_experts is 5"},
            {mixtral, "router_jitter_noise", 0.1, "router_jitter_noise: 0.1"},
            {mixtral, "hidden_act", "gelu", "hidden_act: \"gelu\""},
-           {config_of({"model.arch=olmoe"}), "clip_qkv", 8.0, "clip_qkv: 8.0"},
-           {moe, "mlp_only_layers", {1}, "mlp_only_layers: layer 1 has no experts"},
-           {moe, "mlp_only_layers", {0, 1}, "decoder_sparse_step: no layer has experts"},
-           {moe, "decoder_sparse_step", 3, "decoder_sparse_step: no layer has experts"},
+           {config_of({"model.arch=olmoe"}), "clip_qkv", 8.0, "clip_qkv: 8.0 is not supported; expected null"},
+           {moe, "mlp_only_layers", {1}, "mlp_only_layers: [1], so that layer 1 has no experts"},
+           {moe, "mlp_only_layers", {0, 1}, "mlp_only_layers: [0,1], so that no layer has experts"},
+           {moe, "mlp_only_layers", {2}, "mlp_only_layers: 2, expected layers from 0 to 1"},
+           {moe, "mlp_only_layers", {-1}, "mlp_only_layers: -1, expected layers"},
+           {moe, "decoder_sparse_step", 3, "decoder_sparse_step: 3, so that no layer has experts"},
            {moe, "use_sliding_window", true, "use_sliding_window: true"},
            {config_of({"model.arch=qwen2_moe"}), "qkv_bias", false, "qkv_bias: false"},
            {config_of({"model.arch=qwen2_moe"}), "shared_expert_intermediate_size", 0,
@@ -110,7 +114,9 @@ TEST(ModelConfig, TakesTheFieldsOfExperts) {
   const auto model = [&](const char* field, const json& value) {
     return parse_config_json(with_field(moe, field, value), "c").config.model;
   };
-  EXPECT_EQ(model("num_local_experts", 7).n_expert, 7);  // the name in transformers 5
+  json renamed = json::parse(with_field(moe, "num_local_experts", 7));  // the name in transformers 5
+  renamed.erase("num_experts");
+  EXPECT_EQ(parse_config_json(renamed.dump(), "c").config.model.n_expert, 7);
   EXPECT_FALSE(normalizes_topk(model("norm_topk_prob", nullptr)));
   EXPECT_TRUE(normalizes_topk(model("norm_topk_prob", true)));
   EXPECT_EQ(model("mlp_only_layers", {0}).moe_every, 2);
