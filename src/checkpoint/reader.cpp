@@ -210,8 +210,8 @@ using ModelKeys = std::map<std::string, std::string>;
 
 /// Keys that may differ between a dense model and one whose experts are copies of its MLPs.
 bool is_of_experts(const std::string& name) {
-  constexpr std::string_view kNames[] = {"arch",     "d_ff",      "n_expert", "experts_per_token",
-                                         "d_expert", "moe_every", "norm_topk"};
+  constexpr std::string_view kNames[] = {"arch",     "d_ff",     "n_expert",  "experts_per_token",
+                                         "d_expert", "d_shared", "moe_every", "norm_topk"};
   return std::ranges::count(kNames, name) > 0;
 }
 
@@ -228,13 +228,23 @@ void add_obstacles(const ModelKeys& dense, const ModelKeys& run, std::vector<std
                               value_of(run, "arch")));
   const std::string width = value_of(dense, "d_ff"), of_expert = value_of(run, "d_expert"),
                     of_dense = value_of(run, "d_ff");
-  for (const auto& [key, value] : {std::pair("d_expert", of_expert), std::pair("d_ff", of_dense)})
-    if (value != width && value != "0") {
-      problems.push_back(
-          format("{}: {} in the run, whose experts would be copies of MLPs of d_ff = {} in the checkpoint", key, value,
-                 width));
-      remedy += format(" model.{}={}", key, width);
-    }
+  if (of_expert != width) {
+    problems.push_back(
+        format("d_expert: {} in the run, whose experts would be copies of MLPs of d_ff = {} in the checkpoint",
+               of_expert, width));
+    remedy += " model.d_expert=" + width;
+  }
+  if (of_dense != width && of_dense != "0") {
+    problems.push_back(
+        format("d_ff: {} in the run, whose blocks without experts would have the MLPs of d_ff = {} in the "
+               "checkpoint",
+               of_dense, width));
+    remedy += " model.d_ff=" + width;
+  }
+  if (const std::string shared = value_of(run, "d_shared"); shared != "0") {
+    problems.push_back(format("d_shared: {} in the run, but a shared expert would add to the MLP's output", shared));
+    remedy += " model.d_shared=0";
+  }
   if (value_of(run, "norm_topk") != "true") {
     problems.emplace_back("norm_topk: false in the run, so that the outputs of copies would not be those of the MLP");
     remedy += " model.norm_topk=true";

@@ -122,6 +122,12 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
     broken.push_back({{"parallel.mesh"},
                       format("mesh = [{}, {}] is not square; use [{}, {}]", p.mesh[0], p.mesh[1],
                              std::min(p.mesh[0], p.mesh[1]), std::min(p.mesh[0], p.mesh[1]))});
+  if (p.stationary == Stationary::paper && config.model.n_expert > 0 && broken.empty() && p.mesh[1] > 1)
+    broken.push_back(
+        {{"parallel.stationary", "model.n_expert"},
+         format("\"paper\" splits columns of down, but experts need whole rows (n_expert = {}); use stationary = "
+                "\"auto\"",
+                config.model.n_expert)});
   if (!broken.empty()) return;
   if (p.mesh[0] % p.node_tile[0] == 0 && p.mesh[1] % p.node_tile[1] == 0) return;
   broken.push_back({{"parallel.node_tile", "parallel.mesh"},

@@ -12,9 +12,10 @@
 namespace trainer::config {
 namespace {
 
-constexpr const char* kOnlyWithExperts[] = {
-    "model.experts_per_token", "model.d_expert", "model.d_shared",      "model.moe_every",  "model.norm_topk",
-    "train.balance_loss",      "train.balance",  "train.router_z_loss", "parallel.experts", "debug.balanced_routing"};
+constexpr const char* kOnlyWithExperts[] = {"model.experts_per_token", "model.d_expert",        "model.d_shared",
+                                            "model.moe_every",         "model.norm_topk",       "train.balance_loss",
+                                            "train.balance",           "train.router_z_loss",   "parallel.experts",
+                                            "parallel.expert_buffer",  "debug.balanced_routing"};
 
 /// Returns the names of the families that satisfy a condition: "mixtral, olmoe, qwen2_moe, qwen3_moe".
 template <typename F>
@@ -46,7 +47,7 @@ void check_widths(const Model& m, Checker& checker) {
   checker.require(m.d_expert > 0, {"model.d_expert", "model.n_expert"},
                   "d_expert is missing; n_expert = {} requires the width of an expert, as in 1024", m.n_expert);
   checker.require(m.experts_per_token <= m.n_expert, {"model.experts_per_token", "model.n_expert"},
-                  "{} of n_expert = {} experts cannot compute a token; use 1 to {}", m.experts_per_token, m.n_expert,
+                  "experts_per_token = {} is above n_expert = {}; use 1 to {}", m.experts_per_token, m.n_expert,
                   m.n_expert);
   checker.require(m.moe_every <= m.n_layer, {"model.moe_every", "model.n_layer"},
                   "moe_every = {} leaves none of {} blocks with experts; use 1 to {}", m.moe_every, m.n_layer,
@@ -63,43 +64,43 @@ void check_widths(const Model& m, Checker& checker) {
                   "experts have no biases; use false");
 }
 
-void check_ranks(const Config& config, Checker& checker) {
+void check_buffer(const Config& config, Checker& checker) {
   const Parallel& p = config.parallel;
-  const int64_t experts = p.experts, n_expert = config.model.n_expert;
-  if (!find_key("parallel", "experts")->has_effect(config)) return;
-  checker.require(n_expert % experts == 0, {"parallel.experts", "model.n_expert"},
-                  "{} ranks cannot divide n_expert = {} evenly; use one of {}", experts, n_expert,
-                  fmt::join(divisors(n_expert), ", "));
-  if (p.strategy == StrategyName::fsdp && p.shards > 0 && p.shards % p.context == 0) {
-    const int64_t ranks = p.shards / p.context;
-    std::vector<int64_t> fitting = divisors(ranks);
-    std::erase_if(fitting, [&](int64_t each) { return n_expert % each != 0; });
-    checker.require(ranks % experts == 0, {"parallel.experts", "parallel.shards", "parallel.context"},
-                    "experts = {} must divide shards / context = {}; use one of {}", experts, ranks,
-                    fmt::join(fitting, ", "));
+  if (!find_key("parallel", "expert_buffer")->has_effect(config)) return;
+  int64_t ranks = has_spec(config) ? 1 : p.experts;
+  if (has_spec(config)) {
+    if (!layout_fits(config)) return;  // reported elsewhere
+    const sharding::ModelSharding s = sharding_of(config);
+    for (const sharding::Layer& layer : s.layers) ranks = std::max(ranks, s.ranks(layer.experts));
   }
+  checker.require(ranks > 1 || p.expert_buffer == Parallel().expert_buffer, {"parallel.expert_buffer"},
+                  "{} has no effect, since no ranks divide the experts; remove it", p.expert_buffer);
   checker.require(
-      experts == 1 || p.expert_buffer <= static_cast<double>(experts), {"parallel.expert_buffer", "parallel.experts"},
-      "{} is above experts = {}, the most that a rank can receive; use 1 to {}", p.expert_buffer, experts, experts);
+      ranks == 1 || p.expert_buffer <= static_cast<double>(ranks), {"parallel.expert_buffer", "parallel.experts"},
+      "{} is above {}, the number of ranks that divide the experts; use 1 to {}", p.expert_buffer, ranks, ranks);
 }
 
 /// Rejects what experts cannot be combined with, most of it only for now.
 void check_combinations(const Config& config, const LoadOptions& options, Checker& checker) {
   const struct {
     bool used;
-    const char *key, *remedy;
+    const char* key;
+    std::string what;
+    const char* remedy;  // after the reason, if there is one
   } all[] = {
-      {options.plans, "model.n_expert", "`trainer plan` cannot price experts; set the layout's keys"},
-      {is_automatic(config), "parallel.strategy", "choose the strategy, such as \"fsdp\""},
-      {config.run.device == DeviceChoice::cuda, "run.device", "use \"cpu\""},
-      // These two stay: the widths of router and experts have no agreed scaling, and replicas share the loads of
-      // experts, so that replays with other batches differ.
-      {config.optim.mup_base_width > 0, "optim.mup_base_width", "use 0"},
-      {config.debug.replay_every > 0, "debug.replay_every", "use 0"},
+      {options.plans, "model.n_expert", "`trainer plan`", ", which it cannot price; set the keys of the layout"},
+      {is_automatic(config), "parallel.strategy", "\"auto\"",
+       ", which it cannot price; choose a strategy, such as \"fsdp\""},
+      {config.run.device == DeviceChoice::cuda, "run.device", "\"cuda\"", "; use \"cpu\""},
+      // These two stay.
+      {config.optim.mup_base_width > 0, "optim.mup_base_width", format("{}", config.optim.mup_base_width),
+       ", since the widths of router and experts have no agreed scaling; use 0"},
+      {config.debug.replay_every > 0, "debug.replay_every", format("{}", config.debug.replay_every),
+       ", since the loads of experts depend on the batches of all replicas; use 0"},
   };
-  for (const auto& [used, key, remedy] : all)
-    checker.require(!used, {key, "parallel.experts", "parallel.expert_buffer", "model.n_expert"},
-                    "is not supported for models with experts; {}", remedy);
+  for (const auto& [used, key, what, remedy] : all)
+    checker.require(!used, {key, "model.n_expert"}, "{} is not supported for models with experts (n_expert = {}){}",
+                    what, config.model.n_expert, remedy);
 }
 
 }  // namespace
@@ -111,7 +112,7 @@ void check_experts(const Config& config, const LoadOptions& options, Checker& ch
                   "arch = \"{}\" has no experts; remove it, or use one of {}", family_of(m).name,
                   families_with_experts());
   check_widths(m, checker);
-  check_ranks(config, checker);
+  check_buffer(config, checker);
   check_combinations(config, options, checker);
 }
 

@@ -344,7 +344,7 @@ std::optional<Resumed> fill_model(train::ModelRunner& runner, const fs::path& fo
   load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(runner, reader); });
   log::info("initialized with the weights of {}{}, new optimizer state",
             imports ? config.model.init_from : reader.folder().string(),
-            upcycles(runner, reader) ? ", copies of whose MLPs are the experts, and new routers" : "");
+            upcycles(runner, reader) ? ", experts copied from its MLPs, new routers" : "");
   return std::nullopt;
 }
 

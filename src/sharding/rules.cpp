@@ -54,8 +54,8 @@ constexpr const char* kTexts[] = {
     "rows along the same axes, columns of up as columns of hidden and the contraction of down",
     "{where}the ring schedule of {site} needs equally many rows on each rank, but experts have any number of rows; use "
     "at_once (panels = \"gather\")",
-    "{where}experts are divided along {axes}, so its ranks must have different token rows: {others} must split rows of "
-    "stream, hidden, up and down",
+    "{where}experts are divided along {axes}, so ranks along {axes} must have different token rows: {others} must "
+    "split rows of stream, hidden, up and down",
     "{where}{axes} divides experts, but the model has none"};
 
 /// Checks the rules in order and calls found(violation) for each violated rule until found() returns true.

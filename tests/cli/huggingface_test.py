@@ -148,7 +148,7 @@ class HuggingFace(rig.Runs):
         for source in ("dense", "dense-hf"):
             run = f"{source}-experts"
             stderr = self.train(f"run.dir={run}", f"model.init_from={source}", *start, *experts)
-            self.assertIn("copies of whose MLPs are the experts", stderr)
+            self.assertIn("experts copied from its MLPs, new routers", stderr)
             loss, = (event["loss"] for event in self.events("step", run))
             self.assertAlmostEqual(loss, expected, delta=1e-5 * expected)
         for sets, part in ((["model.norm_topk=false"], "norm_topk: false in the run"),

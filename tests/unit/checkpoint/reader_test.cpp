@@ -354,11 +354,14 @@ TEST(Use, ExpertsMayBeginAsCopiesOfADenseMlp) {
   run.model_keys["d_expert"] = "48";
   expect_error(Code::checkpoint, {"d_expert: 48 in the run", "d_ff = 96", "--set model.d_expert=96"}, check);
   run.model_keys["d_expert"] = "96";
+  run.model_keys["d_ff"] = "48";
+  expect_error(Code::checkpoint, {"d_ff: 48 in the run, whose blocks without experts", "--set model.d_ff=96"}, check);
+  run.model_keys["d_ff"] = "0";
   run.model_keys["norm_topk"] = "false";
   expect_error(Code::checkpoint, {"norm_topk: false in the run", "model.norm_topk=true"}, check);
   run.model_keys["norm_topk"] = "true";
   run.model_keys["d_shared"] = "96";
-  expect_error(Code::checkpoint, {"d_shared: 0 in the checkpoint, the run has 96"}, check);
+  expect_error(Code::checkpoint, {"d_shared: 96 in the run", "add to the MLP's output", "model.d_shared=0"}, check);
   run.model_keys.erase("d_shared");
   run.model_keys["d_model"] = "32";
   expect_error(Code::checkpoint, {"d_model: 64 in the checkpoint, the run has 32"}, check);

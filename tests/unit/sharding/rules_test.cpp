@@ -248,7 +248,8 @@ TEST(Rules, OfDividedExpertsAskForDifferentRows) {
   EXPECT_NE(text().find("row divides experts, but the model has none"), std::string::npos) << text();
   e.n_expert = 4;
   s.layers[0].experts = 4;
-  EXPECT_NE(text().find("divided along col, so its ranks must have different token rows: col must"), std::string::npos)
+  EXPECT_NE(text().find("divided along col, so ranks along col must have different token rows: col must"),
+            std::string::npos)
       << text();
   s.layers[0].experts = 1;
   s.axes[0].size = 2;
