@@ -52,6 +52,7 @@ struct Result {
   std::vector<std::pair<CommBytes, CommBytes>> bytes;  // by rank: measured and predicted
   int64_t optimizer_bytes = 0;                         // the first rank's
   std::vector<std::vector<int64_t>> choices;           // experts of the last step's rows
+  int64_t rounds = 0;                                  // train::ExpertStatistics::rounds of the last step
 };
 
 struct HowToRun {
@@ -109,10 +110,11 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
       EXPECT_EQ(result.losses[static_cast<size_t>(n - 1)], outcome.loss) << "rank " << world.rank();
       EXPECT_EQ(result.norms[static_cast<size_t>(n - 1)], outcome.norm.norm) << "rank " << world.rank();
     }
-    std::vector<std::vector<int64_t>> choices;
-    if (c.model.n_expert > 0) choices = run.trainer.expert_statistics().counts;
+    train::ExpertStatistics experts;
+    if (c.model.n_expert > 0) experts = run.trainer.expert_statistics();
     const std::lock_guard lock(mutex);
-    result.choices = choices;
+    result.choices = experts.counts;
+    result.rounds = experts.rounds;
     for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), true))
       collect(result.state, slice);
     result.bytes.resize(static_cast<size_t>(world.size()));

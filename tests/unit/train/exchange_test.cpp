@@ -55,6 +55,7 @@ TEST(DividedExperts, FollowOneRankAndSendTheExpectedBytes) {
       const Result once = train(c, DType::f64, 1);
       expect_predicted_bytes(once, 1);
       bytes.push_back(exchanged(once));
+      EXPECT_EQ(once.rounds > 1, c.parallel.expert_buffer == 1) << once.rounds;
     }
     EXPECT_GT(bytes[0], bytes[1]) << "what later rounds moved forward is moved again in the backward pass";
   }
@@ -99,6 +100,11 @@ TEST(DividedExperts, WorkWithReplicasSplitStatesStagesAndKeptWeights) {
   expect("stages", 1, [](Config& c) {
     c.parallel.stages = 2;
     c.parallel.stage_layers = {1, 1};
+  });
+  expect("zb-h1", 1, [](Config& c) {
+    c.parallel.stages = 2;
+    c.parallel.stage_layers = {1, 1};
+    c.parallel.pipeline_schedule = sharding::PipelineSchedule::zb_h1;
   });
 }
 
