@@ -39,7 +39,7 @@ TEST(Events, AreWrittenAsTheyWereRead) {
     EXPECT_EQ(again<StepReport>(kStep + more), kStep + more);
   const std::string experts =
       kStep + std::string(R"(,"balance_loss":1.25,"router_z_loss":4.5,"experts":{"load_max":1.5,"load_layer":3,)"
-                          R"("idle":2,"entropy":1.0}})");
+                          R"("idle":2,"entropy":1.0,"rounds":0}})");
   EXPECT_EQ(again<StepReport>(experts), experts);
   EXPECT_EQ(again<EndReport>(kEnd), kEnd);
   const std::string choices =
