@@ -59,7 +59,7 @@ struct Model {
   std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
   // Mixtures of experts: n_expert experts of width d_expert, of which experts_per_token compute each token, and a
   // shared expert of width d_shared, which computes every token (0: none). Layers moe_every, 2·moe_every, …, counted
-  // from 1, have them; the others have a dense MLP of width d_ff.
+  // from 1, have them; all other layers have a dense MLP of width d_ff.
   int64_t n_expert = 0 /* 0: a dense model */, experts_per_token = 2, d_expert = 0, d_shared = 0, moe_every = 1;
   std::optional<bool> norm_topk;  // unset: the family decides; normalizes_topk() returns the effective value
   // Factors of init_std for the blocks' matrices and for a head that is not tied; set by resolve() for muP.

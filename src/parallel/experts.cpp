@@ -1,8 +1,5 @@
 #include "parallel/experts.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include "ops/grouped_gemm.h"
 #include "ops/routing.h"
 

@@ -71,7 +71,7 @@ class Experts final : public Mlp {
   void activate(Exec& ex, const Tensor& pre, const Tensor& weights, const Tensor& z) const;
   void activation_gradient(Exec& ex, const Tensor& dz, const Tensor& pre, const Tensor& weights,
                            const Tensor& dweights) const;
-  /// Copies the rows of this rank's experts to their places among all sorted rows; the others become 0.
+  /// Copies the rows of this rank's experts to their places among all sorted rows; all other rows become 0.
   void scatter_own(Exec& ex, const Tensor& own, const Tensor& sorted);
   void activate_shared(Exec& ex, Routed& r) const;
   /// Starts to sum x over ranks; returns a closed ticket if there is one rank.

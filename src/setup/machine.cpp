@@ -36,7 +36,6 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   const bool requested = config.run.device == config::DeviceChoice::cuda;
   const bool fp64 = config.precision.compute == config::Compute::fp64;
   if (config.run.device == config::DeviceChoice::cpu || (fp64 && !requested)) return std::nullopt;
-  if (config.model.n_expert > 0) return std::nullopt;  // no GPU has run experts yet
   if (fp64)
     throw Error(Code::config,
                 "precision.compute = \"fp64\" with run.device = \"cuda\": fp64 is supported on CPUs only; use "
@@ -46,6 +45,10 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
     if (!requested) return std::nullopt;
     throw Error(Code::config,
                 format("run.device = \"cuda\": {}; use \"auto\" or \"cpu\"", device::cuda::no_device_reason()));
+  }
+  if (config.model.n_expert > 0) {  // run.device = "cuda" is refused with experts
+    if (world.first()) log::warning("the GPUs stay idle: models with experts compute on CPUs only");
+    return std::nullopt;
   }
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
