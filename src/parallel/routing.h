@@ -26,7 +26,7 @@ class Routing {
   // Factors of a row's gradients: α·E/(layers·T) and 2·ζ/(layers·T), with T rows in the whole step.
   double balance = 0, z_loss = 0;
   bool per_sequence = false;  // f of the balance loss is over the rows of a sequence, not of the micro-step
-  /// [layers, N, k] i32, in the batch's order of rows: the routers choose these experts. Empty except in tests.
+  /// [layers, N, k] i32, in the batch's order of rows: the routers choose these experts. Empty except in `verify`.
   Tensor choices;
 
   void begin_step();

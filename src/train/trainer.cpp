@@ -230,7 +230,7 @@ parallel::Batch Trainer::training_batch(int64_t micro) {
   batch.order = order_.tensor().range(memory_of(micro) * batch.ids.count(), batch.ids.count());
   batch.z_loss = config_.train.z_loss;
   batch.dropout = true;
-  batch.routing = routing_ ? &*routing_ : nullptr;
+  batch.routing = routing();
   return batch;
 }
 

@@ -106,6 +106,8 @@ class Trainer : public ModelRunner {
 
   /// Returns the statistics of the last step of a model with experts. Collective over all ranks.
   ExpertStatistics expert_statistics();
+  /// Returns what steers and counts the choices of a model with experts; null without.
+  parallel::Routing* routing() { return routing_ ? &*routing_ : nullptr; }
 
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// Returns the communication of one step, as plan() counted it; the meter of real steps is compared with it.
