@@ -27,6 +27,7 @@ OpCall call_of_groups(std::span<const int64_t> rows, int64_t total, ProductShape
                    row_bytes * static_cast<double>(total) + bytes},
           .product = mean,
           .repeats = std::ssize(rows),
+          .of_experts = true,
           .attention = {}};
 }
 

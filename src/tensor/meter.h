@@ -74,7 +74,8 @@ struct OpCall {
   OpKind kind = OpKind::gemm;
   Cost cost;
   ProductShape product;
-  int64_t repeats = 1;  // GEMMs of these sizes in the call, which together have the cost
+  int64_t repeats = 1;      // GEMMs of these sizes in the call, which together have the cost
+  bool of_experts = false;  // GEMMs of experts: their rows depend on the routers
   AttentionExtents attention;
   bool recomputed = false;  // repeats work of the forward pass, to save memory
   double seconds = 0;       // see Meter::timed
