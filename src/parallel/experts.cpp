@@ -85,6 +85,12 @@ void Experts::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
   if (Scratch moved = ranks_.start_move(ex, home(rows), used(rows), x).finish(ex)) x = std::move(moved);
   Routed& r = s.routed;
   route(ex, batch, x, r);
+  count_rows(ex, batch, r);
+  RowExchange::Sent sent, weights;  // while the shared expert computes
+  if (exchanges(batch)) {
+    sent = exchange_->start(ex, 0, x, r.order, chosen_);
+    weights = exchange_->start(ex, 0, column(r.weights), r.order, 1);
+  }
   if (shared_) {
     r.shared_pre = ex.take("shared.pre", {x.x.rows(), shared_->up.out()}, x.x.dtype);
     shared_->up.multiply(ex, x, r.shared_pre);
@@ -93,10 +99,9 @@ void Experts::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
     ops::run(ex, ops::Sigmoid{r.shared_gate, r.shared_gate});
     activate_shared(ex, r);
   }
-  count_rows(ex, batch, r);
-  Scratch rows_of_experts = sorted(ex, batch, x, r, chosen_);
+  Scratch rows_of_experts = exchanges(batch) ? exchange_->finish(ex, std::move(sent)) : sorted(ex, x, r);
   if (exchanges(batch)) {
-    r.row_weights = sorted(ex, batch, column(r.weights), r, 1);
+    r.row_weights = exchange_->finish(ex, std::move(weights));
     r.x.emplace(std::move(x));
   }
   x.owner.reset();
@@ -143,10 +148,15 @@ void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
                           .first_row = first_row,
                           .rows_per_count = counts_by_sequence(batch) ? batch.seq_len : 0,
                           .normalize = normalize_});
+  comm::Ticket gathered;
+  if (exchanges(batch) && !r.all_counts) {
+    r.all_counts = ex.take("experts.counts", {ranks_.size(divided_) * r.counts.tensor().rows(), experts_}, DType::i32);
+    gathered = exchange_->gather(ex, r.counts, r.all_counts);
+  }
   r.order = ex.take("router.order", {n * chosen_}, DType::i32);
   r.place = ex.take("router.place", {n * chosen_}, DType::i32);
   ops::run(ex, ops::SortRows{.choices = r.choices, .order = r.order, .place = r.place, .experts = experts_});
-  if (exchanges(batch) && !r.all_counts) r.all_counts = exchange_->gather(ex, r.counts);
+  if (gathered.is_open()) gathered.join(ex);
   if (again || ex.device.dry() || batch.routing == nullptr || !reports_) return;
   const Tensor& counts = counts_.get(ex.device, r.counts);
   batch.routing->count(index_, {counts.as<int32_t>(), static_cast<size_t>(counts.count())});
@@ -202,36 +212,13 @@ Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, Gr
   const int64_t n = dy.x.rows(), pairs = n * chosen_;
   const DType type = dy.x.dtype, wide = accumulator_of(type);
   count_rows(ex, batch, r);
-  if (!s.z) activate(ex, s);
-  Scratch rows = sorted(ex, batch, dy, r, chosen_);
-  Scratch dz = ex.take("experts.dz", s.z.tensor().shape, type);
-  held_down_.emplace(store_.weights().hold(ex, experts_down_));
-  ops::run(ex, ops::GroupedGemm{.a = rows, .b = *held_down_, .c = dz, .rows = rows_, .trans_b = true});
-  if (!exchange_) held_down_.reset();
-  const params::GradSlot dw = grads.slot(ex, experts_down_);
-  ops::run(ex, ops::GroupedWeightGradient{
-                   .x = s.z, .dy = rows, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
-  dw_down_ = dw.tensor;
-  if (!exchange_) grads.complete(ex, experts_down_);
-  rows.reset();
-  s.z.reset();
+  RowExchange::Sent sent;
+  if (exchange_) sent = exchange_->start(ex, 0, dy, r.order, chosen_);
   r.dweights = ex.take("experts.dweights", {n * (chosen_ + (shared_ ? 1 : 0))}, wide);
-  {
-    const Tensor pre = s.pre;
-    Scratch memory, dweights = ex.take("experts.dweights", {pre.rows(), 1}, wide);
-    activation_gradient(ex, dz, pre, weights_of_rows(ex, r, memory), dweights);
-    if (exchange_) {
-      r.sorted_dweights = ex.take("experts.dweights.all", {pairs, 1}, wide);
-      exchange_->give_back(ex, 0, dweights, r.sorted_dweights);
-    } else {
-      ops::run(ex, ops::GatherRows{.x = dweights, .index = r.place, .y = column(r.dweights.tensor().range(0, pairs))});
-    }
-  }
-  dz.reset();
-  if (shared_) {
+  if (shared_) {  // while dy is on its way
     if (!r.shared_z) activate_shared(ex, r);
     shared_->down.add_weight_gradient(ex, r.shared_z, dy, grads);
-    dz = ex.take("shared.dz", r.shared_z.tensor().shape, type);
+    const Scratch dz = ex.take("shared.dz", r.shared_z.tensor().shape, type);
     r.shared_z.reset();
     shared_->down.multiply(ex, dy, dz, {}, /*transposed=*/true);
     const Tensor pre = r.shared_pre;
@@ -243,6 +230,32 @@ Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, Gr
                                      .weights = r.shared_gate.tensor().reshape({n}),
                                      .dweights = r.dweights.tensor().range(pairs, n)});
   }
+  if (!s.z) activate(ex, s);
+  Scratch rows = exchange_ ? exchange_->finish(ex, std::move(sent)) : sorted(ex, dy, r);
+  Scratch dz = ex.take("experts.dz", s.z.tensor().shape, type);
+  held_down_.emplace(store_.weights().hold(ex, experts_down_));
+  ops::run(ex, ops::GroupedGemm{.a = rows, .b = *held_down_, .c = dz, .rows = rows_, .trans_b = true});
+  if (!exchange_) held_down_.reset();
+  comm::Ticket returned;
+  {
+    const Tensor pre = s.pre;
+    Scratch memory, dweights = ex.take("experts.dweights", {pre.rows(), 1}, wide);
+    activation_gradient(ex, dz, pre, weights_of_rows(ex, r, memory), dweights);
+    dz.reset();
+    if (exchange_) {
+      r.sorted_dweights = ex.take("experts.dweights.all", {pairs, 1}, wide);
+      returned = exchange_->start_return(ex, 0, dweights, r.sorted_dweights);
+    } else {
+      ops::run(ex, ops::GatherRows{.x = dweights, .index = r.place, .y = column(r.dweights.tensor().range(0, pairs))});
+    }
+  }
+  const params::GradSlot dw = grads.slot(ex, experts_down_);
+  ops::run(ex, ops::GroupedWeightGradient{
+                   .x = s.z, .dy = rows, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
+  dw_down_ = dw.tensor;
+  if (returned.is_open()) returned.join(ex);
+  if (!exchange_) grads.complete(ex, experts_down_);
+  s.z.reset();
   if (exchange_) r.dy.emplace(std::move(dy));
   return std::move(s.pre);
 }
@@ -258,16 +271,29 @@ Scratch Experts::input_gradient(Exec& ex, const Batch& batch, const Tensor& d, c
   // Both overlap with the GEMMs.
   comm::Ticket weights_summed = exchange_ ? comm::Ticket() : start_sum(ex, up_.cols, r.dweights);
   comm::Ticket counted = start_counting(ex, batch, n, r);
-  Scratch rows_of_experts = exchange_ ? std::move(r.rows) : this->sorted(ex, batch, own, r, chosen_);
+  Scratch rows_of_experts = exchange_ ? std::move(r.rows) : this->sorted(ex, own, r), sorted;
+  const auto multiply = [&](const Tensor& dx) {
+    held_up_.emplace(store_.weights().hold(ex, experts_up_));
+    ops::run(ex, ops::GroupedGemm{.a = d, .b = *held_up_, .c = dx, .rows = rows_, .trans_b = true});
+  };
+  comm::Ticket returned;
+  if (exchange_) {  // returns the gradients of x while those of the weights are computed
+    sorted = ex.take("experts.dx.all", {pairs, width_}, own.dtype);
+    const Scratch dx = ex.take("experts.dx", rows_of_experts.tensor().shape, own.dtype);
+    multiply(dx);
+    returned = exchange_->start_return(ex, 0, dx, sorted);
+  }
   const params::GradSlot dw = grads.slot(ex, experts_up_);
   ops::run(ex, ops::GroupedWeightGradient{
                    .x = rows_of_experts, .dy = d, .dw = dw.tensor, .rows = rows_, .accumulate = dw.accumulate});
-  if (!exchange_) grads.complete(ex, experts_up_);
-  held_up_.emplace(store_.weights().hold(ex, experts_up_));
-  ops::run(ex, ops::GroupedGemm{.a = d, .b = *held_up_, .c = rows_of_experts, .rows = rows_, .trans_b = true});
-  Scratch sorted = std::move(rows_of_experts);
-  if (exchange_) {
-    sorted = all_input_gradients(ex, own, dw.tensor, r, std::move(sorted));
+  if (!exchange_) {
+    grads.complete(ex, experts_up_);
+    multiply(rows_of_experts);
+    sorted = std::move(rows_of_experts);
+  } else {
+    rows_of_experts.reset();
+    if (returned.is_open()) returned.join(ex);
+    run_backward_rounds(ex, own, dw.tensor, r, sorted);
     held_down_.reset();
     grads.complete(ex, experts_down_);
     grads.complete(ex, experts_up_);

@@ -57,15 +57,15 @@ class Experts final : public Mlp {
   void count_rows(Exec& ex, const Batch& batch, const Routed& r);
   /// Sets the rows of this rank's experts in a round.
   void begin_round(int64_t round);
-  /// Returns x [n·k, W], row i / per_row of which belongs to pair i, or its rows for this rank's experts, sorted.
-  Scratch sorted(Exec& ex, const Batch& batch, const Tensor& x, const Routed& r, int64_t per_row);
+  /// Returns the rows of x for this rank's experts, sorted, [n·k, H] of which total_ are set; without an exchange.
+  Scratch sorted(Exec& ex, const Tensor& x, const Routed& r) const;
   /// Returns the weights of this rank's experts' rows; `memory` holds them if they are not saved.
   Tensor weights_of_rows(Exec& ex, const Routed& r, Scratch& memory) const;
   /// Returns the rows [n·k, H] of all experts, sorted, given those of this rank's in the first round, and runs the
   /// other rounds.
   Scratch all_outputs(Exec& ex, const Batch& batch, Routed& r, Scratch&& y);
-  /// Sends gradients of x back as all_outputs() sends y, and runs the other rounds of the backward pass.
-  Scratch all_input_gradients(Exec& ex, const Tensor& x, const Tensor& dw_up, Routed& r, Scratch&& dx);
+  /// Runs the other rounds of the backward pass, which set their rows of the sorted gradients of x.
+  void run_backward_rounds(Exec& ex, const Tensor& x, const Tensor& dw_up, Routed& r, const Tensor& dx);
   void activate(Exec& ex, Saved& saved) const;
   /// Compute z and the gradients of pre, in its place, and of the weights, of the first `total_` rows.
   void activate(Exec& ex, const Tensor& pre, const Tensor& weights, const Tensor& z) const;

@@ -40,13 +40,12 @@ void Experts::begin_round(int64_t round) {
   total_ = exchange_->arriving(round);
 }
 
-Scratch Experts::sorted(Exec& ex, const Batch& batch, const Tensor& x, const Routed& r, int64_t per_row) {
-  if (exchanges(batch)) return exchange_->send(ex, 0, x, r.order, per_row);
+Scratch Experts::sorted(Exec& ex, const Tensor& x, const Routed& r) const {
   Scratch y = ex.take("experts.rows", {r.order.tensor().count(), x.cols()}, x.dtype);
   ops::run(ex, ops::GatherRows{.x = x,
                                .index = r.order.tensor().range(first_, total_),
                                .y = y.tensor().row_range(0, total_),
-                               .per_row = per_row});
+                               .per_row = chosen_});
   return y;
 }
 
@@ -128,11 +127,8 @@ void Experts::scatter_own(Exec& ex, const Tensor& own, const Tensor& sorted) {
   ops::run(ex, ops::GatherRows{.x = own, .index = index, .y = sorted});
 }
 
-Scratch Experts::all_input_gradients(Exec& ex, const Tensor& x, const Tensor& dw_up, Routed& r, Scratch&& dx) {
+void Experts::run_backward_rounds(Exec& ex, const Tensor& x, const Tensor& dw_up, Routed& r, const Tensor& dx) {
   const DType type = x.dtype;
-  Scratch sorted = ex.take("experts.dx.all", {r.order.tensor().count(), width_}, type);
-  exchange_->give_back(ex, 0, dx, sorted);
-  dx.reset();
   int64_t round = 0;
   repeat(ex, exchange_->rounds() - 1, [&](Exec& loop) {
     begin_round(++round);
@@ -153,9 +149,8 @@ Scratch Experts::all_input_gradients(Exec& ex, const Tensor& x, const Tensor& dw
     exchange_->give_back(loop, round, dweights, r.sorted_dweights);
     ops::run(loop, ops::GroupedWeightGradient{.x = own, .dy = pre, .dw = dw_up, .rows = rows_, .accumulate = true});
     ops::run(loop, ops::GroupedGemm{.a = pre, .b = *held_up_, .c = own, .rows = rows_, .trans_b = true});
-    exchange_->give_back(loop, round, own, sorted);
+    exchange_->give_back(loop, round, own, dx);
   });
-  return sorted;
 }
 
 }  // namespace trainer::parallel

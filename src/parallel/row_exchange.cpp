@@ -12,10 +12,8 @@ Tensor flat(const Tensor& x) { return x.reshape({x.count()}); }
 
 }  // namespace
 
-Scratch RowExchange::gather(Exec& ex, const Tensor& counts) const {
-  Scratch all = ex.take("experts.counts", {ranks_.size(axes_) * counts.rows(), experts_}, DType::i32);
-  group().all_gather(ex, flat(counts), flat(all)).join(ex);
-  return all;
+comm::Ticket RowExchange::gather(Exec& ex, const Tensor& counts, const Tensor& all) const {
+  return group().all_gather(ex, flat(counts), flat(all));
 }
 
 void RowExchange::balance(int64_t rows) {
@@ -64,58 +62,69 @@ Scratch RowExchange::index(Exec& ex, int64_t round, bool to_experts) {
   return index;
 }
 
-void RowExchange::exchange(Exec& ex, int64_t round, bool back, const Tensor& in, const Tensor& out) {
-  const int64_t width = in.cols();
-  const comm::PeerCounts counts = plan_->counts(round, width, back);
-  group().all_to_all(ex, flat(in), flat(out), counts).join(ex);
-  if (!ex.device.dry()) unplanned_ += (counts.wire - (round == 0 ? planned_rows_ * width : 0)) * size_of(in.dtype);
+comm::Ticket RowExchange::exchange(Exec& ex, int64_t round, bool back, Scratch&& message, int64_t rows,
+                                   const Tensor& out) {
+  const Tensor in = message.tensor().row_range(0, rows);
+  const comm::PeerCounts counts = plan_->counts(round, in.cols(), back);
+  comm::Ticket ticket = group().all_to_all(ex, flat(in), flat(out), counts);
+  ticket.keep(std::move(message));
+  if (!ex.device.dry()) unplanned_ += (counts.wire - (round == 0 ? planned_rows_ * in.cols() : 0)) * size_of(in.dtype);
+  if (!ranks_.overlap()) ticket.join(ex);
+  return ticket;
 }
 
-Scratch RowExchange::send(Exec& ex, int64_t round, const Tensor& x, const Tensor& order, int64_t per_row) {
-  const int64_t arriving = plan_->arriving(round), pairs = rows_ * chosen_;
-  const Shape shape{capacity_, x.cols()};
-  Scratch received = ex.take("experts.received", shape, x.dtype);
-  {
-    const Scratch message = ex.take("experts.sent", {pairs, x.cols()}, x.dtype);
-    int64_t sent = 0;
-    for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank) {
-      const comm::Chunk rows = plan_->sent_rows(round, static_cast<int>(rank));
-      ops::run(ex, ops::GatherRows{.x = x,
-                                   .index = order.range(rows.begin, rows.count),
-                                   .y = message.tensor().row_range(sent, rows.count),
-                                   .per_row = per_row});
-      sent += rows.count;
-    }
-    exchange(ex, round, false, message.tensor().row_range(0, sent), received.tensor().row_range(0, arriving));
+RowExchange::Sent RowExchange::start(Exec& ex, int64_t round, const Tensor& x, const Tensor& order, int64_t per_row) {
+  Sent sent{round, ex.take("experts.received", {capacity_, x.cols()}, x.dtype), {}};
+  Scratch message = ex.take("experts.sent", {rows_ * chosen_, x.cols()}, x.dtype);
+  int64_t packed = 0;
+  for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank) {
+    const comm::Chunk rows = plan_->sent_rows(round, static_cast<int>(rank));
+    ops::run(ex, ops::GatherRows{.x = x,
+                                 .index = order.range(rows.begin, rows.count),
+                                 .y = message.tensor().row_range(packed, rows.count),
+                                 .per_row = per_row});
+    packed += rows.count;
   }
-  Scratch rows = ex.take("experts.rows", shape, x.dtype);
-  const Scratch order_of_experts = index(ex, round, true);
-  ops::run(ex, ops::GatherRows{.x = received.tensor().row_range(0, arriving),
+  sent.ticket = exchange(ex, round, false, std::move(message), packed,
+                         sent.received.tensor().row_range(0, plan_->arriving(round)));
+  return sent;
+}
+
+Scratch RowExchange::finish(Exec& ex, Sent sent) {
+  if (sent.ticket.is_open()) sent.ticket.join(ex);
+  const Tensor received = sent.received;
+  const int64_t arriving = plan_->arriving(sent.round);
+  Scratch rows = ex.take("experts.rows", received.shape, received.dtype);
+  const Scratch order_of_experts = index(ex, sent.round, true);
+  ops::run(ex, ops::GatherRows{.x = received.row_range(0, arriving),
                                .index = order_of_experts.tensor().range(0, arriving),
                                .y = rows.tensor().row_range(0, arriving)});
   return rows;
 }
 
-void RowExchange::give_back(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted) {
+// The capacity is at least the number of sorted rows, so `rows` can receive what other ranks return.
+comm::Ticket RowExchange::start_return(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted) {
   const int64_t arriving = plan_->arriving(round);
-  const Scratch message = ex.take("experts.sent", {capacity_, rows.cols()}, rows.dtype);
+  Scratch message = ex.take("experts.sent", rows.shape, rows.dtype);
   {
     const Scratch order_of_sources = index(ex, round, false);
     ops::run(ex, ops::GatherRows{.x = rows.row_range(0, arriving),
                                  .index = order_of_sources.tensor().range(0, arriving),
                                  .y = message.tensor().row_range(0, arriving)});
   }
-  const Scratch received = ex.take("experts.received", {rows_ * chosen_, rows.cols()}, rows.dtype);
   int64_t all = 0;
   for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank)
     all += plan_->sent_rows(round, static_cast<int>(rank)).count;
-  exchange(ex, round, true, message.tensor().row_range(0, arriving), received.tensor().row_range(0, all));
+  if (all == sorted.rows()) return exchange(ex, round, true, std::move(message), arriving, sorted);
+  comm::Ticket ticket = exchange(ex, round, true, std::move(message), arriving, rows.row_range(0, all));
+  if (ticket.is_open()) ticket.join(ex);
   int64_t from = 0;
   for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank) {
     const comm::Chunk to = plan_->sent_rows(round, static_cast<int>(rank));
-    ops::run(ex, ops::Copy{received.tensor().row_range(from, to.count), sorted.row_range(to.begin, to.count)});
+    ops::run(ex, ops::Copy{rows.row_range(from, to.count), sorted.row_range(to.begin, to.count)});
     from += to.count;
   }
+  return ticket;
 }
 
 }  // namespace trainer::parallel

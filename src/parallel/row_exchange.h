@@ -17,9 +17,9 @@ class RowExchange {
   RowExchange(const Ranks& ranks, AxisSet axes, AxisSet rows, int64_t experts, int64_t chosen, double buffer)
       : ranks_(ranks), axes_(axes), split_(rows), experts_(experts), chosen_(chosen), buffer_(buffer) {}
 
-  /// Returns the counts of all ranks, [ranks · lines, E], given this rank's [lines, E].
-  Scratch gather(Exec& ex, const Tensor& counts) const;
-  /// Plans the exchange of the choices of `rows` rows per rank, whose counts gather() returned. On a dry device, which
+  /// Starts to gather the counts of all ranks, `all` [ranks · lines, E], given this rank's [lines, E].
+  comm::Ticket gather(Exec& ex, const Tensor& counts, const Tensor& all) const;
+  /// Plans the exchange of the choices of `rows` rows per rank, whose counts gather() gathered. On a dry device, which
   /// has none, choices are those of balanced routing. Waits for the device.
   void plan(Exec& ex, int64_t rows, const Tensor& counts);
   int64_t rounds() const { return plan_->rounds(); }
@@ -29,11 +29,27 @@ class RowExchange {
   /// Returns the rows of each of this rank's experts in a round; valid until the next call.
   std::span<const int64_t> rows_of_experts(int64_t round) { return plan_->expert_rows(round); }
 
-  /// Sends rows to their experts: row i of the sorted ones is x[order[i] / per_row]. Returns those of this rank's
-  /// experts [capacity(), W], sorted by expert.
-  Scratch send(Exec& ex, int64_t round, const Tensor& x, const Tensor& order, int64_t per_row);
-  /// Sends the rows of this rank's experts [capacity(), W] back, to the sorted rows of the ranks that sent them.
-  void give_back(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted);
+  /// Rows on their way to their experts.
+  struct Sent {
+    int64_t round = 0;
+    Scratch received;
+    comm::Ticket ticket;  // closed if they have arrived
+  };
+  /// Starts to send rows to their experts: row i of the sorted ones is x[order[i] / per_row]. Rows of two widths may be
+  /// on their way at the same time, 1 and a larger one.
+  Sent start(Exec& ex, int64_t round, const Tensor& x, const Tensor& order, int64_t per_row);
+  /// Waits for the rows. Returns those of this rank's experts [capacity(), W], sorted by expert.
+  Scratch finish(Exec& ex, Sent sent);
+  Scratch send(Exec& ex, int64_t round, const Tensor& x, const Tensor& order, int64_t per_row) {
+    return finish(ex, start(ex, round, x, order, per_row));
+  }
+  /// Starts to send the rows of this rank's experts [capacity(), W] back, to the sorted rows [rows · chosen, W] of the
+  /// ranks that sent them. Overwrites `rows`. Returns a closed ticket if a part of them has arrived: then another
+  /// round returns the rest.
+  comm::Ticket start_return(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted);
+  void give_back(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted) {
+    if (comm::Ticket ticket = start_return(ex, round, rows, sorted); ticket.is_open()) ticket.join(ex);
+  }
 
   /// Returns the bytes on the wire since the last call beyond those of balanced routing, which dry passes count.
   int64_t take_unplanned_bytes() { return std::exchange(unplanned_, 0); }
@@ -42,7 +58,8 @@ class RowExchange {
   comm::Communicator& group() const { return ranks_.along(axes_); }
   /// Copies an index of rows to the device.
   Scratch index(Exec& ex, int64_t round, bool to_experts);
-  void exchange(Exec& ex, int64_t round, bool back, const Tensor& in, const Tensor& out);
+  /// Starts to exchange the first rows of a message for `out`.
+  comm::Ticket exchange(Exec& ex, int64_t round, bool back, Scratch&& message, int64_t rows, const Tensor& out);
   /// Sets counts_ to those of balanced routing.
   void balance(int64_t rows);
 
