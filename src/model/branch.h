@@ -88,12 +88,13 @@ class Branch {
       s.stats = {};
     }
     Saved late;
-    if (batch.late) late.dy = std::move(d.owner);
+    const bool is_late = batch.late && inner_->has_late_weight_gradients();
+    if (is_late) late.dy = std::move(d.owner);
     Scratch dinner = inner_->backward(ex, batch, std::move(d), s.inner, grads);
     if (!post_norm_ && !s.normed) s.normed = norm_->forward(ex, s.x, &s.stats);
     Scratch& input = post_norm_ ? s.x : s.normed;
     Scratch dx = inner_->input_gradient(ex, batch, dinner, input, s.inner, grads);
-    if (batch.late) {
+    if (is_late) {
       late.dinner = std::move(dinner);
       late.inner = std::move(s.inner);
       (post_norm_ ? late.x : late.normed) = std::move(input);
@@ -104,7 +105,7 @@ class Branch {
       ops::run(ex, ops::Add{.x = dx, .other = dy, .y = dx});
     else
       dx = norm_->backward(ex, dx, s.x, s.stats, dy, grads);
-    if (batch.late && !late.dy) late.dy = std::move(dy);
+    if (is_late && !late.dy) late.dy = std::move(dy);
     dy.reset();
     s = std::move(late);
     return dx;

@@ -67,6 +67,7 @@ class Attention {
     out_->weight_gradient(ex, batch.rows(), dy, saved.core.context, grads);
     qkv_->weight_gradient(ex, batch.rows(), d, x, grads);
   }
+  bool has_late_weight_gradients() const { return true; }
   /// Frees what recomputation rebuilds.
   void forget(Saved& saved, config::Recompute recompute) const;
   /// Returns the number of local columns of keys (and of values), for the cache.

@@ -40,6 +40,7 @@ class Experts final : public Mlp {
   /// Does nothing: backward() and input_gradient() compute the gradients of weights, with batch.late, too.
   void weight_gradients(Exec&, const Batch&, const Tensor&, const Tensor&, const Tensor&, const Saved&,
                         GradSink&) override {}
+  bool has_late_weight_gradients() const override { return false; }
   void forget(Saved& saved, config::Recompute recompute) const override;
 
  private:

@@ -44,6 +44,8 @@ class Mlp {
                                  GradSink& grads) = 0;
   virtual void weight_gradients(Exec& ex, const Batch& batch, const Tensor& dy, const Tensor& d, const Tensor& x,
                                 const Saved& saved, GradSink& grads) = 0;
+  /// Returns true if the pass of weight_gradients() computes them; false if it has nothing to do.
+  virtual bool has_late_weight_gradients() const = 0;
   virtual void forget(Saved& saved, config::Recompute recompute) const = 0;
 };
 
@@ -65,6 +67,7 @@ class DenseMlp final : public Mlp {
     down_->weight_gradient(ex, batch.rows(), dy, saved.z, grads);
     up_->weight_gradient(ex, batch.rows(), d, x, grads);
   }
+  bool has_late_weight_gradients() const override { return true; }
   void forget(Saved& saved, config::Recompute recompute) const override {
     saved.z.reset();
     if (recompute == config::Recompute::full) saved.pre.reset();

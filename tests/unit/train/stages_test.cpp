@@ -122,6 +122,21 @@ TEST(Stages, KeepForWeightGradientsWhatLinearsNeed) {
   });
 }
 
+// Experts compute weight gradients in B: between B and W only those of the outputs of qkv and out are alive.
+TEST(Stages, KeepNothingForWeightGradientsOfExperts) {
+  Config c = configure(MegatronLayout{1, 1, false, config::Arch::llama});
+  add_experts(c);
+  c.model.n_layer = 3;
+  c = zb_h1(in_stages(c, 3, {1, 1, 1}, 4));
+  const int64_t width = c.model.d_model / c.model.n_head * (c.model.n_head + 2 * c.model.n_kv_head) + c.model.d_model;
+  comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f32, 1);
+    if (world.rank() == 1)
+      EXPECT_EQ(run.trainer.arena().programs().at("F 1").frame[2],
+                c.train.micro_batch * c.model.seq_len * width * size_of(DType::f32));
+  });
+}
+
 class StagesOf : public testing::TestWithParam<LayoutCase> {};
 
 TEST_P(StagesOf, HaveTheBitsOfOneStage) {
