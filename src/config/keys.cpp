@@ -187,7 +187,8 @@ void declare_debug(std::vector<Key>& keys) {
                 "Overlap communication, and optimizer updates on the host, with compute; false: block immediately, to "
                 "measure their cost. Results are bitwise identical.");
   debug.integer("check_replicas_every", &Debug::check_replicas_every, 0, {.range = at_least(0), .unit = "steps"},
-                "Steps between checks that the weights of all replicas are bitwise equal; 0: never.");
+                "Steps between checks that the weights of all replicas are bitwise equal, and that ranks with the same "
+                "tokens have chosen the same experts; 0: never.");
   debug.integer(
       "replay_every", &Debug::replay_every, 0, {.range = at_least(0), .unit = "steps", .example = int64_t{500}},
       "Steps between checks that replicas compute the same: each computes the loss and gradients of its own and of the "

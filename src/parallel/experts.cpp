@@ -157,7 +157,9 @@ void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
   r.place = ex.take("router.place", {n * chosen_}, DType::i32);
   ops::run(ex, ops::SortRows{.choices = r.choices, .order = r.order, .place = r.place, .experts = experts_});
   if (gathered.is_open()) gathered.join(ex);
-  if (again || ex.device.dry() || batch.routing == nullptr || !reports_) return;
+  if (again || ex.device.dry() || batch.routing == nullptr) return;
+  if (batch.routing->on_choice) batch.routing->on_choice(index_, first_row, r.logits, r.choices);
+  if (!reports_) return;
   const Tensor& counts = counts_.get(ex.device, r.counts);
   batch.routing->count(index_, {counts.as<int32_t>(), static_cast<size_t>(counts.count())});
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Routing: what the routers of layers with experts contribute to a step's losses and statistics, on one rank.
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <vector>
@@ -28,6 +29,9 @@ class Routing {
   bool per_sequence = false;  // f of the balance loss is over the rows of a sequence, not of the micro-step
   /// [layers, N, k] i32, in the batch's order of rows: the routers choose these experts. Empty except in `verify`.
   Tensor choices;
+  /// If set, called when a router has chosen, not when a layer is recomputed: with the layer, this rank's first row of
+  /// the micro-batch, and the logits [n, E] and choices [n, k] of its rows, on the device.
+  std::function<void(int64_t layer, int64_t first_row, const Tensor& logits, const Tensor& choices)> on_choice;
 
   void begin_step();
   /// Adds to the step how often a layer's experts were chosen: [any number, E], on the host. Does not allocate.

@@ -9,15 +9,16 @@
 namespace trainer::train {
 namespace {
 
-/// A parameter as ranks compare it: hashes of its name and elements, and of their values.
+/// A parameter as ranks compare it: hashes of its name and elements, and of their values. Or a layer's choices: of its
+/// name and rows, and of the experts.
 struct Entry {
   uint64_t which = 0, contents = 0;
 };
 
-uint64_t hash_of(const params::Param& param) {
+std::string elements_of(const params::Param& param) {
   std::string text = param.name;
   for (const mesh::Run& run : param.runs) text += format(" {} {}", run.global, run.length);
-  return hash64(std::as_bytes(std::span(text)));
+  return text;
 }
 
 }  // namespace
@@ -31,9 +32,17 @@ void check_replicas(Trainer& trainer, int64_t step) {
       ex, store, [](const params::Group& group) { return (group.compute ? group.compute : group.master).tensor(); },
       sums);
   std::string own;
-  for (size_t p = 0; p < contents.size(); ++p) {
-    const Entry entry{hash_of(store.params()[p]), contents[p]};
+  std::vector<std::string> names;
+  const auto add = [&](std::string name, const std::string& elements, uint64_t of_contents) {
+    const Entry entry{hash64(std::as_bytes(std::span(elements))), of_contents};
     own.append(reinterpret_cast<const char*>(&entry), sizeof entry);
+    names.push_back(std::move(name));
+  };
+  for (size_t p = 0; p < contents.size(); ++p) add(store.params()[p].name, elements_of(store.params()[p]), contents[p]);
+  for (int64_t layer = -1; const Trainer::ChoiceHash& hash : trainer.choice_hashes()) {
+    layer += trainer.config().model.moe_every;
+    const std::string name = format("the choice of experts in blocks.{}.mlp", layer);
+    if (hash.choices != 0) add(name, format("{} {} {}", name, trainer.replica(), hash.first_row), hash.choices);
   }
   comm::Control& host = trainer.mesh().host();
   const std::vector<std::string> all = host.gather(own);
@@ -44,7 +53,7 @@ void check_replicas(Trainer& trainer, int64_t step) {
       std::memcpy(&entry, all[rank].data() + p * sizeof entry, sizeof entry);
       const auto [first, is_new] = holders.try_emplace(entry.which, entry.contents, rank);
       if (is_new || first->second.first == entry.contents) continue;
-      std::string name = static_cast<int>(rank) == trainer.mesh().rank() ? store.params()[p].name : "";
+      std::string name = static_cast<int>(rank) == trainer.mesh().rank() ? names[p] : "";
       host.broadcast(name, static_cast<int>(rank));
       throw Error(
           Code::difference,

@@ -33,6 +33,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   if (const config::Model& model = config.model; model.n_expert > 0) {
     routing_.emplace(device, store_.state_dtype(), moe_layers(model), model.n_expert);
     routing_->per_sequence = config.train.balance == config::Balance::sequence;
+    if (config.debug.check_replicas_every > 0) hash_choices();
   }
   // All batches of a step are copied before its first action: a copy between two actions would stop a GPU's host.
   const int64_t in_memory = memory_of(accumulation() - 1) + 1;

@@ -109,6 +109,14 @@ class Trainer : public ModelRunner {
   /// Returns what steers and counts the choices of a model with experts; null without.
   parallel::Routing* routing() { return routing_ ? &*routing_ : nullptr; }
 
+  /// A hash of the experts that a layer's router chose for this rank's rows in the last step.
+  struct ChoiceHash {
+    int64_t first_row = 0;  // of this rank's rows of the replica's micro-batch
+    uint64_t choices = 0;   // 0: the layer is on a different rank
+  };
+  /// Returns the hashes of all layers with experts; empty without debug.check_replicas_every.
+  std::span<const ChoiceHash> choice_hashes() const { return choice_hashes_; }
+
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// Returns the communication of one step, as plan() counted it; the meter of real steps is compared with it.
   const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
@@ -129,6 +137,8 @@ class Trainer : public ModelRunner {
   void plan_training(const ProgramRecorders& recorders);
   /// Begins to count what routers choose in a step of `rows` token rows.
   void begin_routing(int64_t rows);
+  /// Makes every choice of experts be added to choice_hashes_.
+  void hash_choices();
   /// Sets the means of the routers' terms. Collective.
   void end_routing(int64_t rows, Outcome& outcome);
   /// If the first and the last stage have a table each, makes them add their gradients.
@@ -182,6 +192,7 @@ class Trainer : public ModelRunner {
   offload::Engine* offload_ = nullptr;  // the optimizer, if its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;
   std::optional<parallel::Routing> routing_;  // empty without experts
+  std::vector<ChoiceHash> choice_hashes_;
   /// The terms of the loss that a step reports: the place of the mean of losses(t).
   std::vector<double Outcome::*> terms_ = {&Outcome::loss};
   /// This stage's actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first

@@ -5,6 +5,8 @@
 #include <span>
 #include <string>
 
+#include "base/checksum.h"
+#include "tensor/host_copy.h"
 #include "train/trainer.h"
 
 namespace trainer::train {
@@ -15,6 +17,18 @@ void Trainer::begin_routing(int64_t rows) {
   routing_->balance = config_.train.balance_loss * static_cast<double>(config_.model.n_expert) / terms;
   routing_->z_loss = 2 * config_.train.router_z_loss / terms;
   routing_->begin_step();
+  std::ranges::fill(choice_hashes_, ChoiceHash{});
+}
+
+void Trainer::hash_choices() {
+  choice_hashes_.resize(static_cast<size_t>(moe_layers(config_.model)));
+  routing_->on_choice = [this](int64_t layer, int64_t first_row, const Tensor&, const Tensor& choices) {
+    ChoiceHash& hash = choice_hashes_[static_cast<size_t>(layer)];
+    const HostCopy here(device_, choices);
+    const Tensor& chosen = here.tensor();
+    const uint64_t both[] = {hash.choices, hash64({chosen.data, static_cast<size_t>(chosen.bytes())})};
+    hash = {first_row, hash64(std::as_bytes(std::span(both)))};
+  };
 }
 
 void Trainer::end_routing(int64_t rows, Outcome& outcome) {

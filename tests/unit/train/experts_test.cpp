@@ -5,29 +5,12 @@
 #include <limits>
 
 #include "rigs/tiny.h"
+#include "train/replica_check.h"
 
 namespace trainer::tests {
 namespace {
 
 using config::Balance, config::Recompute;
-
-TEST(TrainingWithExperts, LearnsARepeatedBatch) {
-  for (const bool shared : {false, true}) {
-    config::Config c = tiny_experts(shared);
-    c.model.dropout = 0;
-    Tiny run(c, DType::f32, 2);
-    double first = 0, last = 0;
-    for (int64_t n = 1; n <= 40; ++n) {
-      const auto outcome =
-          run.trainer.step({.step = n, .first_sample = 0, .adam_step = n, .micro_batches = 2, .lr = 1e-2}, run.batches);
-      ASSERT_FALSE(outcome.skipped);
-      if (n == 1) first = outcome.loss;
-      last = outcome.loss;
-    }
-    EXPECT_NEAR(first, std::log(37.0), 1.0);
-    EXPECT_LT(last, 0.5 * first);
-  }
-}
 
 TEST(TrainingWithExperts, HasTheSameBitsOnAnyNumberOfThreadsAndWithRecomputation) {
   for (const bool shared : {false, true})
@@ -155,6 +138,32 @@ TEST(TrainingWithExperts, RefusesRanksOfAReplicaWhoseKernelsRoundDifferently) {
         EXPECT_NE(message.find("ranks 0 and 1 compute with different kernels"), std::string::npos) << message;
     });
   }
+}
+
+TEST(TrainingWithExperts, ComparesTheChoicesOfRanksWithTheSameRows) {
+  config::Config c = tiny_experts();
+  c.parallel.data = 1;
+  c.parallel.tensor = 2;
+  c.model.n_head = c.model.n_kv_head = 2;
+  c.debug.check_replicas_every = 1;
+  comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f32, 1);
+    run.step(1);
+    train::check_replicas(run.trainer, 1);
+    const int64_t pairs = c.model.n_layer * c.train.micro_batch * c.model.seq_len * 2;
+    std::vector<int32_t> choices(static_cast<size_t>(pairs));
+    for (size_t i = 0; i < choices.size(); ++i) choices[i] = static_cast<int32_t>(i % 2);
+    if (world.rank() == 1) std::swap(choices[0], choices[1]);
+    run.trainer.routing()->choices = {reinterpret_cast<std::byte*>(choices.data()), {pairs / 2, 2}, DType::i32};
+    run.step(2, 0);  // changes no weight
+    try {
+      train::check_replicas(run.trainer, 2);
+      ADD_FAILURE() << "the other choice was not detected";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("the choice of experts in blocks.0.mlp on rank 1"), std::string::npos)
+          << error.what();
+    }
+  });
 }
 
 }  // namespace

@@ -54,12 +54,11 @@ TEST_P(EveryRun, IsTheSameOnOneTwoAndThreeThreadsAndTwice) {
   }
 }
 
-TEST_P(EveryRun, LearnsARepeatedBatch) {
-  config::Config c = tiny_config(arch());
+void expect_learns_a_repeated_batch(config::Config c, DType compute, int64_t steps) {
   c.model.dropout = 0;
-  Tiny run(c, compute(), 2);
+  Tiny run(c, compute, 2);
   double first = 0, last = 0;
-  for (int64_t n = 1; n <= 60; ++n) {
+  for (int64_t n = 1; n <= steps; ++n) {
     const auto outcome =
         run.trainer.step({.step = n, .first_sample = 0, .adam_step = n, .micro_batches = 2, .lr = 1e-2}, run.batches);
     ASSERT_FALSE(outcome.skipped);
@@ -68,6 +67,10 @@ TEST_P(EveryRun, LearnsARepeatedBatch) {
   }
   EXPECT_NEAR(first, std::log(37.0), 1.0);
   EXPECT_LT(last, 0.5 * first);
+}
+TEST_P(EveryRun, LearnsARepeatedBatch) { expect_learns_a_repeated_batch(tiny_config(arch()), compute(), 60); }
+TEST(Trainer, LearnsARepeatedBatchWithExpertsToo) {
+  for (const bool shared : {false, true}) expect_learns_a_repeated_batch(tiny_experts(shared), DType::f32, 40);
 }
 
 /// Every rank takes `warm` steps and then four that must not allocate.
