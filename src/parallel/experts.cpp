@@ -306,7 +306,8 @@ Scratch Experts::input_gradient(Exec& ex, const Batch& batch, const Tensor& d, c
     weights_summed = start_sum(ex, up_.cols, r.dweights);
   }
   held_up_.reset();
-  Scratch dx = ex.take("mlp.dx", {n, width_}, ranks_.sum_type(up_.cols, own.dtype));
+  // Several GEMMs add to dx, which is rounded once.
+  Scratch dx = ex.take("mlp.dx", {n, width_}, accumulator_of(own.dtype));
   ops::run(ex, ops::CombineRows{.rows = sorted, .place = r.place, .y = dx});
   sorted.reset();
   const auto add_linear = [&](const Weights& linear, const Tensor& dy, bool adds) {
@@ -324,6 +325,7 @@ Scratch Experts::input_gradient(Exec& ex, const Batch& batch, const Tensor& d, c
   }
   add_linear(*router_, route_backward(ex, batch, r), adds_router_);
   r = {};
+  dx = cast_to(ex, std::move(dx), ranks_.sum_type(up_.cols, own.dtype));
   if (partial != home(rows)) dx = ranks_.start_move(ex, partial, home(rows), std::move(dx)).finish(ex);
   return cast_to(ex, std::move(dx), own.dtype);
 }
