@@ -1,8 +1,8 @@
-// A program for lost_peer_test.py whose ranks all-reduce forever, send around a ring, or run the lists of pipeline
-// stages. Each rank prints its number, how far it is, the error that ends it, and its status. RANK sends SIGNAL to
-// itself before that action of its list.
+// A program for lost_peer_test.py whose ranks all-reduce forever, send around a ring, run the lists of pipeline stages,
+// or exchange rows for their experts. Each rank prints its number, how far it is, the error that ends it, and its
+// status. RANK sends SIGNAL to itself before that action of its list, or of an exchange.
 //
-//   mpi_lost_peer [TIMEOUT] [all_reduce|send|stages] [ELEMENTS] [RANK ACTION SIGNAL]
+//   mpi_lost_peer [TIMEOUT] [all_reduce|send|stages|experts] [ELEMENTS] [RANK ACTION SIGNAL]
 #include <unistd.h>
 
 #include <csignal>
@@ -14,11 +14,24 @@
 #include <vector>
 
 #include "comm/stage_names.h"
+#include "parallel/row_exchange.h"
 #include "train/links.h"
 
 using namespace trainer;
 
 namespace {
+
+/// The action before which this rank sends itself a signal.
+struct Loss {
+  size_t action = ~size_t{0};
+  int signal = 0;
+  void before(size_t next) const {
+    if (next != action) return;
+    std::puts("rank is lost");
+    std::fflush(stdout);
+    std::raise(signal);
+  }
+};
 
 /// A rank's list of two micro-batches, one rank per stage, with messages of this number of elements.
 class Stage {
@@ -34,15 +47,10 @@ class Stage {
         list_(lists_of(stages_, 2)[static_cast<size_t>(world.rank())]),
         width_(elements) {}
 
-  /// Runs the list; `signal` is sent before action `lost`.
-  void run(Exec& ex, size_t lost, int signal) {
+  void run(Exec& ex, const Loss& loss) {
     links_.begin_list(list_);
     for (size_t a = 0; a < list_.size(); ++a) {
-      if (a == lost) {
-        std::printf("rank %d is lost\n", mesh_.rank());
-        std::fflush(stdout);
-        std::raise(signal);
-      }
+      loss.before(a);
       links_.begin(ex, a);
       links_.take(ex, list_[a]).reset();
       Scratch x;
@@ -60,6 +68,51 @@ class Stage {
   parallel::Strategy strategy_;
   train::StageLinks links_;
   std::vector<sharding::Action> list_;
+  int64_t width_;
+};
+
+/// Exchanges rows of this many elements between ranks that divide two experts each; each row goes to two.
+class RowsOfExperts {
+ public:
+  RowsOfExperts(comm::World& world, device::Device& device, int64_t elements)
+      : mesh_(world, device,
+              parallel::mesh_shape(
+                  sharding::on_mesh({.axes = {{"data", 1}, {"experts", world.size()}}, .layers = {{.count = 1}}}, 1))),
+        ranks_(mesh_),
+        axes_(mesh_.shape().set("experts")),
+        experts_(2 * world.size()),
+        exchange_(ranks_, axes_, axes_, experts_, 2, 1.5),
+        counts_(static_cast<size_t>(experts_), 2),
+        order_(static_cast<size_t>(2 * experts_)),
+        width_(elements) {
+    std::iota(order_.begin(), order_.end(), 0);
+  }
+
+  /// Its actions: 0 gathers counts, 1 sends rows, 2 returns them.
+  void run(Exec& ex, const Loss& loss) {
+    const Tensor counts = view(counts_, {1, experts_}), order = view(order_, {2 * experts_});
+    const Scratch all = ex.take("counts", {ranks_.size(axes_), experts_}, DType::i32);
+    const Scratch x = ex.take("x", {experts_, width_}, DType::f32),
+                  y = ex.take("y", {2 * experts_, width_}, DType::f32);
+    loss.before(0);
+    exchange_.gather(ex, counts, all).join(ex);
+    exchange_.plan(ex, experts_, all);
+    loss.before(1);
+    const Scratch rows = exchange_.send(ex, 0, x, order, 2);
+    loss.before(2);
+    exchange_.give_back(ex, 0, rows, y);
+  }
+
+ private:
+  static Tensor view(std::vector<int32_t>& values, Shape shape) {
+    return Tensor{reinterpret_cast<std::byte*>(values.data()), {std::ssize(values)}, DType::i32, 0}.reshape(shape);
+  }
+  mesh::Mesh mesh_;
+  parallel::Ranks ranks_;
+  mesh::AxisSet axes_;
+  int64_t experts_;
+  parallel::RowExchange exchange_;
+  std::vector<int32_t> counts_, order_;
   int64_t width_;
 };
 
@@ -94,15 +147,20 @@ int main(int argc, char** argv) {
     };
     const auto out = link_from(rank), in = link_from((rank + world->size() - 1) % world->size());
     std::optional<Stage> stage;
+    std::optional<RowsOfExperts> experts;
     if (operation == "stages") {
       comm::name_stages(*world, world->size());
       stage.emplace(*world, device, elements);
+    } else if (operation == "experts") {
+      experts.emplace(*world, device, elements / 100);
     }
     Scratch x = ex.take("x", {elements}, DType::f32), y = ex.take("y", {elements}, DType::f32);
     for (int64_t step = 0;; ++step) {
+      const Loss loss = loses && step == 20 ? Loss{std::strtoul(argv[5], nullptr, 10), std::atoi(argv[6])} : Loss();
       if (stage) {
-        stage->run(ex, loses && step == 20 ? std::strtoul(argv[5], nullptr, 10) : ~size_t{0},
-                   loses ? std::atoi(argv[6]) : 0);
+        stage->run(ex, loss);
+      } else if (experts) {
+        experts->run(ex, loss);
       } else if (operation == "send") {
         comm::Ticket receive = in->send(ex, y);
         out->send(ex, x).join(ex);

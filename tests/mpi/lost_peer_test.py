@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A rank is stopped or killed in the middle of all-reduces, of messages around a ring, or of the list of a pipeline stage
-(every_action: before each action of each list): every other rank reports it in time and exits with status 7, also if
+"""A rank is stopped or killed in the middle of all-reduces, of messages around a ring, of the list of a pipeline stage
+(every_action: before each action of each list), or between the counts and the rows of experts: every other rank reports it in time and exits with status 7, also if
 the rank returns while they end. A suspended job continues, although its ranks do so one after another.
 
-usage: lost_peer_test.py PROGRAM RANKS stop|kill|return|suspend all_reduce|send|stages|every_action MPIRUN...
+usage: lost_peer_test.py PROGRAM RANKS stop|kill|return|suspend all_reduce|send|stages|every_action|experts MPIRUN...
 """
 import os
 import re
@@ -35,7 +35,7 @@ class Run:
                 self.pids[int(found.group(1))] = int(found.group(2))
             elif found := re.search(r"rank (\d+) is at step (\d+)", line):
                 self.steps[int(found.group(1))] = int(found.group(2))
-            elif re.search(r"rank \d+ is lost", line):
+            elif "rank is lost" in line:
                 self.lost_at = time.monotonic()
             elif found := re.search(r"rank (\d+) leaves with (\d+): (.*)", line):
                 self.left[int(found.group(1))] = (int(found.group(2)), found.group(3), time.monotonic())
@@ -96,7 +96,9 @@ def lose(how, operation, program, ranks, mpirun, elements=100000, victim=None, a
         if of_stage:
             waiting, waited = r"rank (\d) \(stage \1\)", rf"rank {victim} \(stage {victim}\)"
         waits = rf"{waiting} has been waiting for {waited} for \S+ s in send along stage \(operation \d+ of link \d\)"
-        if operation in ("send", "stages") and not re.search(waits, message):
+        if operation == "experts":
+            waits = r"all_to_all along experts \(operation \d+ of channel critical\) did not complete within 3 s"
+        if operation != "all_reduce" and not re.search(waits, message):
             problems.append(f"rank {rank} does not name the operation: {message}")
         if at - run.lost_at > run.timeout + 5:
             problems.append(f"rank {rank} needed {at - run.lost_at:.1f} s")
@@ -140,6 +142,8 @@ def main():
             for action in range(4 if victim < ranks - 1 else 2):
                 lose(how, "stages", program, ranks, mpirun, victim=victim, action=action)
         return
+    if operation == "experts":
+        return lose(how, operation, program, ranks, mpirun, victim=ranks - 1, action=1)
     # Messages of different sizes: sent at once, copied by the library, and read from the sender's memory.
     for elements in (2000, 100000, 3000000) if how == "return" else (100000,):
         lose(how, operation, program, ranks, mpirun, elements)
