@@ -130,12 +130,13 @@ class Transformers(rig.Runs):
         self.compare({f"{folder}-back": folder for _, folder, _ in made}, 48)
 
     def test_imported_models_go_back_and_train_alike_in_every_layout(self):
-        """Exports are byte-identical to the imported files, and 20 steps in fp32 have the losses of one rank."""
+        """Exports are byte-identical to the imported files, and 20 steps in fp32 have the losses of one rank: of each family in one
+        of the layouts, in turn."""
         families = ["gpt2", *RELATIVES]
         self.peer(*(["make", family, family, "bfloat16"] for family in families))
         layouts = {"tensor": ["parallel.tensor=2"], "zero": ["parallel.data=2", "parallel.zero_stage=1"],
                    "grid": ['parallel.strategy="axonn-4d"', "parallel.grid=[2,1,2]"]}
-        for family in families:
+        for number, family in enumerate(families):
             with self.subTest(family):
                 # GPT-2's learned positions fix its length.
                 start = ["train.steps=20", "optim.warmup_steps=0", f"model.seq_len={48 if family == 'gpt2' else 32}"]
@@ -154,8 +155,8 @@ class Transformers(rig.Runs):
                 single = run(f"{family}-alone")
                 self.assertEqual(len(single), 20)
                 self.assertLess(single[-1], single[0])
-                for name, layout in layouts.items():
-                    losses = run(f"{family}-{name}", "parallel.transport=threads", *layout)
+                for name in layouts if rig.SLOW else [list(layouts)[number % len(layouts)]]:
+                    losses = run(f"{family}-{name}", "parallel.transport=threads", *layouts[name])
                     for mine, other in zip(losses, single, strict=True):
                         self.assertLessEqual(abs(mine - other), 1e-5 * other, name)
 
@@ -268,7 +269,8 @@ class Transformers(rig.Runs):
             (path / "tokenizer.json").unlink()
 
     def test_special_tokens_come_back_as_they_were(self):
-        """Names and ids of BOS, EOS and padding in all files, and the tokens that are added to a text."""
+        """Names and ids of BOS, EOS and padding in all files, and the tokens that are added to a text: every kind of files with
+        every third family."""
         said = "{{ bos_token }}{{ messages }}<|eot|>"
         llama3 = ["<|begin|>", "<|end_of_text|>", "<|eom|>", "<|eot|>"]
         qwen = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -300,10 +302,12 @@ class Transformers(rig.Runs):
         families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"]
         self.peer(*(["make", family, family, "float32"] for family in families))
         folders = []
-        for family in families:
-            for case, (kind, special, post, settings, ids, generation) in cases.items():
+        for number, family in enumerate(families):
+            for kind_number, (case, (kind, special, post, settings, ids, generation)) in enumerate(cases.items()):
                 if kind == "pair" and family in ("mistral", "olmo2"):
                     continue  # which AutoTokenizer loads from tokenizer.json only
+                if not rig.SLOW and (number + kind_number) % 3 != 0:
+                    continue
                 folder = f"{family} {case}"
                 path = self.folder / folder
                 rig.shutil.copytree(self.folder / family, path)

@@ -13,6 +13,7 @@
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
 #include "rigs/draws.h"
+#include "rigs/slow.h"
 
 namespace trainer::plan {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 using config::Config;
 using Sets = std::vector<std::string>;
 
-using tests::Draws;
+using tests::Draws, tests::slow;
 
 uint64_t cases(uint64_t usual) {
   const char* given = std::getenv("TRAINER_PLAN_CASES");
@@ -59,7 +60,9 @@ std::string model_text(const std::string& arch, int64_t layers, int64_t heads, i
 TEST(ConfirmedPlans, RowsOfADeepModelWithALargeVocabularyFit) {
   const Cluster cluster = tests::cluster_file("h100");
   const std::string llama = model_text("llama", 80, 64, 8, 8192, 28672, 4096, 128256, 1024);
-  for (const Sets& sets : {Sets{}, {"offload.optimizer=none", "train.recompute=full"}}) {
+  std::vector<Sets> all = {{"offload.optimizer=none", "train.recompute=full"}};
+  if (slow()) all.emplace_back();
+  for (const Sets& sets : all) {
     const Plan plan = plan_of(llama, sets, 256, cluster, 3);
     ASSERT_GE(plan.runs.size(), 3u);
     for (size_t i = 0; i < 3; ++i) expect_exact(plan.runs[i], plan, 256, "Llama-70B");
@@ -120,7 +123,7 @@ Case random_case(uint64_t seed) {
 
 TEST(ConfirmedPlans, BestRowsFitAndFreedomNeverMakesThemSlower) {
   constexpr double kRegret = 1.01;
-  const uint64_t all = cases(2);
+  const uint64_t all = cases(slow() ? 2 : 1);
   for (uint64_t seed = 0; seed < all; ++seed) {
     const Case c = random_case(seed);
     const Cluster cluster = tests::cluster_file(c.cluster);
@@ -188,7 +191,7 @@ std::vector<ModelSharding> all_specs(const ModelSharding& axes, const Config& co
 // Specs are not priced if the additive model estimates them at more than 1.5 times the time of its best.
 TEST(ConfirmedPlans, SearchFindsWhatPricingEverySpecOfOneAxisFinds) {
   constexpr double kRegret = 1.01, kPriced = 1.5;
-  const uint64_t all = std::min<uint64_t>(cases(2), 40);
+  const uint64_t all = std::min<uint64_t>(cases(slow() ? 2 : 1), 40);
   for (uint64_t seed = 0; seed < all; ++seed) {
     Draws draw(2000 + seed, "confirmed");
     const int64_t heads = draw.one_of<int64_t>({4, 8, 12}), width = 64 * heads;

@@ -5,6 +5,7 @@
 #include "config/text.h"
 #include "rigs/layout_cases.h"
 #include "rigs/layouts.h"
+#include "rigs/slow.h"
 
 namespace trainer::tests {
 namespace {
@@ -69,11 +70,47 @@ TEST(Stages, ComposeWithEveryLayout) {
   EXPECT_EQ(text_of(Stages{}), "");
 }
 
+const std::vector<LayoutCase>& scheduled_layouts() {
+  static const std::vector<LayoutCase> all = layouts_named({"Tensor2Data1Each2Gpt2",
+                                                            "Tensor2Data2SpEach1Gpt2",
+                                                            "Tensor4Data1SpEach1Llama",
+                                                            "Tensor8Data2Each1Gpt2Kv2",
+                                                            "Q2Depth1Data1Gpt2AutoRingTile1x1",
+                                                            "Q2Depth1Data1Gpt2AutoGatherTile1x1",
+                                                            "Q2Depth1Data2LlamaPaperRingTile1x1",
+                                                            "Q2Depth2Data1Gpt2AutoRingTile1x1",
+                                                            "X2Y2Z2Data1Gpt2",
+                                                            "X2Y2Z2Data1Gpt2VocabXY",
+                                                            "X1Y2Z2Data2Llama",
+                                                            "X1Y1Z4Data1Gpt2",
+                                                            "X3Y2Z1Data1Gpt2",
+                                                            "Shards3Data2Gpt2",
+                                                            "Shards4Context4Data1Llama",
+                                                            "MixedGpt2",
+                                                            "RingAfterGatherLlama",
+                                                            "CrossedGpt2",
+                                                            "Tensor4Data1SpEach1LlamaQkNorm",
+                                                            "Q2Depth1Data1LlamaAutoRingTile1x1QkNorm",
+                                                            "X1Y2Z2Data2LlamaQkNorm",
+                                                            "X1Y2Z2Data2LlamaMasks",
+                                                            "Tensor4Data1SpEach1LlamaPostNorm",
+                                                            "Q2Depth1Data1LlamaAutoRingTile1x1PostNorm",
+                                                            "X1Y2Z2Data2LlamaPostNorm",
+                                                            "CrossedLlamaPostNorm",
+                                                            "Tensor2Data2Each2LlamaExperts",
+                                                            "Shards4Context2Data1LlamaSharedExpert"});
+  return all;
+}
+
 class Schedules : public testing::TestWithParam<LayoutCase> {};
 
+// A type for each layout, in turn; the slow test slow_Schedules takes all types.
 TEST_P(Schedules, ChangeNoBit) {
   constexpr int kSteps = 2;
-  for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+  std::vector<DType> types = {DType::f64, DType::f32, DType::bf16};
+  const auto at = std::ranges::find(scheduled_layouts(), GetParam().name, &LayoutCase::name);
+  if (!slow()) types = {types[static_cast<size_t>(at - scheduled_layouts().begin()) % 3]};
+  for (const DType compute : types) {
     SCOPED_TRACE(name_of(compute));
     Config c = GetParam().config;
     // One to three micro-batches: a first, one between, and a last.
@@ -114,36 +151,7 @@ TEST_P(Schedules, ChangeNoBit) {
       });
   }
 }
-INSTANTIATE_TEST_SUITE_P(Some, Schedules,
-                         testing::ValuesIn(layouts_named({"Tensor2Data1Each2Gpt2",
-                                                          "Tensor2Data2SpEach1Gpt2",
-                                                          "Tensor4Data1SpEach1Llama",
-                                                          "Tensor8Data2Each1Gpt2Kv2",
-                                                          "Q2Depth1Data1Gpt2AutoRingTile1x1",
-                                                          "Q2Depth1Data1Gpt2AutoGatherTile1x1",
-                                                          "Q2Depth1Data2LlamaPaperRingTile1x1",
-                                                          "Q2Depth2Data1Gpt2AutoRingTile1x1",
-                                                          "X2Y2Z2Data1Gpt2",
-                                                          "X2Y2Z2Data1Gpt2VocabXY",
-                                                          "X1Y2Z2Data2Llama",
-                                                          "X1Y1Z4Data1Gpt2",
-                                                          "X3Y2Z1Data1Gpt2",
-                                                          "Shards3Data2Gpt2",
-                                                          "Shards4Context4Data1Llama",
-                                                          "MixedGpt2",
-                                                          "RingAfterGatherLlama",
-                                                          "CrossedGpt2",
-                                                          "Tensor4Data1SpEach1LlamaQkNorm",
-                                                          "Q2Depth1Data1LlamaAutoRingTile1x1QkNorm",
-                                                          "X1Y2Z2Data2LlamaQkNorm",
-                                                          "X1Y2Z2Data2LlamaMasks",
-                                                          "Tensor4Data1SpEach1LlamaPostNorm",
-                                                          "Q2Depth1Data1LlamaAutoRingTile1x1PostNorm",
-                                                          "X1Y2Z2Data2LlamaPostNorm",
-                                                          "CrossedLlamaPostNorm",
-                                                          "Tensor2Data2Each2LlamaExperts",
-                                                          "Shards4Context2Data1LlamaSharedExpert"})),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Some, Schedules, testing::ValuesIn(scheduled_layouts()), name_of_case);
 
 class Numbers : public testing::TestWithParam<LayoutCase> {};
 
