@@ -76,8 +76,11 @@ std::byte* CpuDevice::allocate_impl(int64_t bytes) {
     if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(bytes));
     return static_cast<std::byte*>(memory);
   }
-  std::byte* const memory = map_pages(bytes);
-  if (memory != nullptr) touch_pages(pool_, memory, bytes);
+  // Every communicator has a block of this size for its messages, of which short messages use little.
+  constexpr int64_t kTouchedByUse = int64_t{4} << 20;
+  const bool now = bytes > kTouchedByUse;
+  std::byte* const memory = map_pages(bytes, /*huge=*/now);
+  if (memory != nullptr && now) touch_pages(pool_, memory, bytes);
   return memory;
 }
 

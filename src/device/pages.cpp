@@ -19,7 +19,7 @@ std::atomic<bool> kept = false;
 void keep_memory() noexcept { kept = true; }
 bool keeps_memory() noexcept { return kept; }
 
-std::byte* map_pages(int64_t bytes) {
+std::byte* map_pages(int64_t bytes, bool huge) {
   // Maps one huge page more and trims both ends, so that the block starts on a huge page.
   const int64_t size = round_up(bytes, kPage), mapped = size + kHugePage;
   void* raw = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
@@ -30,7 +30,7 @@ std::byte* map_pages(int64_t bytes) {
   const int64_t lead = round_up(address, kHugePage) - address;
   if (lead > 0) munmap(base, static_cast<size_t>(lead));
   if (mapped - lead - size > 0) munmap(base + lead + size, static_cast<size_t>(mapped - lead - size));
-  madvise(base + lead, static_cast<size_t>(size), MADV_HUGEPAGE);
+  if (huge) madvise(base + lead, static_cast<size_t>(size), MADV_HUGEPAGE);
   return base + lead;
 }
 
