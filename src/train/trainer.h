@@ -111,7 +111,7 @@ class Trainer : public ModelRunner {
 
   /// A hash of the experts that a layer's router chose for this rank's rows in the last step.
   struct ChoiceHash {
-    int64_t first_row = 0;  // of this rank's rows of the replica's micro-batch
+    int64_t first_row = 0;  // this rank's first row in the replica's micro-batch
     uint64_t choices = 0;   // 0: the layer is on a different rank
   };
   /// Returns the hashes of all layers with experts; empty without debug.check_replicas_every.

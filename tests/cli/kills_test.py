@@ -19,7 +19,8 @@ STEPS = 40
 
 
 class Kills(rig.Runs):
-    # Number of ranks, and their transport. Four processes are two stages, other ranks of different replicas.
+    # Number of ranks, and their transport. Four processes are two stages, two have different experts, other ranks of
+    # different replicas.
     LAYOUTS = [(1, "self"), (2, "threads"), (2, "mpi"), (4, "threads"), (4, "mpi")]
 
     def sets(self, ranks, transport):
@@ -27,6 +28,9 @@ class Kills(rig.Runs):
         sets = [f"train.steps={STEPS}", "train.eval_interval=7", "checkpoint.interval=1", "checkpoint.keep=3",
                 "log.progress=off", "run.threads=1", f"parallel.tensor={tensor}", f"parallel.stages={stages}",
                 f"parallel.data={ranks // tensor // stages}"]
+        if (ranks, transport) == (2, "mpi"):
+            sets += ["parallel.data=1", "parallel.strategy=fsdp", "parallel.shards=2", "parallel.experts=2", "model.arch=qwen2_moe",
+                     "model.n_expert=4", "model.d_expert=32", "model.d_shared=32"]
         return sets + (["parallel.transport=threads"] if transport == "threads" else [])
 
     def use(self, ranks, transport):

@@ -167,7 +167,7 @@ TEST(DividedExperts, HaveTheBitsOfOneStage) {
   }
 }
 
-// In each step all tokens go to the experts of one rank, in turns of the first and the last one.
+// In each step all tokens go to the experts of one rank: the first one, then the last one, then the first one again.
 TEST(DividedExperts, ComputeAllTokensOnOneRank) {
   for (const double buffer : {1.0, 1.5})
     for (const LayoutCase& layout : layouts(buffer)) {
@@ -209,7 +209,7 @@ TEST(DividedExperts, AreAsExactAsOneRankInEachType) {
   }
 }
 
-/// What the routers of a step decide: by layer, the logits [N, E] and choices [N, k] of all rows.
+/// The decisions of a step's routers: by layer, the logits [N, E] and choices [N, k] of all rows.
 struct Decisions {
   std::map<int64_t, std::vector<float>> logits;
   std::map<int64_t, std::vector<int32_t>> choices;
