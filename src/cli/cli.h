@@ -89,6 +89,7 @@ struct PlanOptions {
   std::string cluster, profile;   // at most one is set; both empty: the configuration's hardware.profile
   std::vector<int64_t> devices;   // several: a scaling table; empty: the profile's ranks, or one node of the cluster
   int64_t top = 10, row = 1;      // row: the row of the table that --emit writes
+  double imbalance = 1;           // plan::Cluster::imbalance
   std::vector<std::string> free;  // keys to search although the configuration sets them
   std::string emit, html;
   bool json = false, explain = false;

@@ -294,6 +294,10 @@ void add_plan(CLI::App& verb, PlanOptions& o) {
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}).description(""));
   add_number(verb, "--top", o.top, 1, "show N layouts");
+  verb.add_option("--imbalance", o.imbalance,
+                  "if ranks divide experts: rows of the rank whose experts have most, relative to the mean")
+      ->type_name("LOAD")
+      ->check(CLI::Range(1.0, 1024.0).description(""));
   verb.add_option("--free", o.free, "search over this key or section even if it is set; all: the whole layout")
       ->type_name("section.key");
   CLI::Option* emit = add_path(verb, "--emit", o.emit, "OUT.toml", "write the configuration of a layout, ready to run");

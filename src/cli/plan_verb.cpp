@@ -217,7 +217,10 @@ int plan_command(const PlanOptions& o) {
   };
   request.config =
       config::load(o.config.file, o.config.sets, reading_models({.files = false, .plans = true, .adjust = free}));
-  const plan::Cluster cluster = given ? *given : cluster_of(o, request.config.hardware.profile);
+  plan::Cluster cluster = given ? *given : cluster_of(o, request.config.hardware.profile);
+  if (o.imbalance != 1 && request.config.model.n_expert == 0)
+    throw Error(Code::usage, format("--imbalance {}: the model has no experts; remove it", o.imbalance));
+  cluster.imbalance = o.imbalance;
   request.bf16_gradients = std::ranges::count(o.free, "parallel.rs_dtype") > 0;
   request.vocab = vocabulary(request.config);
   request.own.threads = static_cast<int>(std::max<int64_t>(1, request.config.run.threads));

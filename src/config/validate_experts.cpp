@@ -67,12 +67,8 @@ void check_widths(const Model& m, Checker& checker) {
 void check_buffer(const Config& config, Checker& checker) {
   const Parallel& p = config.parallel;
   if (!find_key("parallel", "expert_buffer")->has_effect(config)) return;
-  int64_t ranks = has_spec(config) ? 1 : p.experts;
-  if (has_spec(config)) {
-    if (!layout_fits(config)) return;  // reported elsewhere
-    const sharding::ModelSharding s = sharding_of(config);
-    for (const sharding::Layer& layer : s.layers) ranks = std::max(ranks, s.ranks(layer.experts));
-  }
+  if (has_spec(config) && !layout_fits(config)) return;  // reported elsewhere
+  const int64_t ranks = has_spec(config) ? expert_ranks(config) : p.experts;
   checker.require(ranks > 1 || p.expert_buffer == Parallel().expert_buffer, {"parallel.expert_buffer"},
                   "{} has no effect, since no ranks divide the experts; remove it", p.expert_buffer);
   checker.require(
@@ -81,16 +77,13 @@ void check_buffer(const Config& config, Checker& checker) {
 }
 
 /// Rejects what experts cannot be combined with, most of it only for now.
-void check_combinations(const Config& config, const LoadOptions& options, Checker& checker) {
+void check_combinations(const Config& config, Checker& checker) {
   const struct {
     bool used;
     const char* key;
     std::string what;
     const char* remedy;  // after the reason, if there is one
   } all[] = {
-      {options.plans, "model.n_expert", "`trainer plan`", ", which it cannot price; set the keys of the layout"},
-      {is_automatic(config), "parallel.strategy", "\"auto\"",
-       ", which it cannot price; choose a strategy, such as \"fsdp\""},
       {config.run.device == DeviceChoice::cuda, "run.device", "\"cuda\"", "; use \"cpu\""},
       // These two stay.
       {config.optim.mup_base_width > 0, "optim.mup_base_width", format("{}", config.optim.mup_base_width),
@@ -112,8 +105,8 @@ void check_experts(const Config& config, const LoadOptions& options, Checker& ch
                   "arch = \"{}\" has no experts; remove it, or use one of {}", family_of(m).name,
                   families_with_experts());
   check_widths(m, checker);
-  check_buffer(config, checker);
-  check_combinations(config, options, checker);
+  if (!options.plans && !is_automatic(config)) check_buffer(config, checker);
+  check_combinations(config, checker);
 }
 
 }  // namespace trainer::config

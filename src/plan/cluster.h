@@ -77,6 +77,9 @@ struct Cluster {
   int lanes = 3;                  // see parallel.lanes
   double price_per_gpu_hour = 0;  // in any currency; 0: unknown
   double skew = 1;  // time of equal work on the slowest rank relative to the mean; above 1 if ranks share cores
+  /// Not of the machine, but of a run whose ranks divide experts: rows of the rank whose experts have most, relative to
+  /// the mean.
+  double imbalance = 1;
 
   std::string device;
   bool cpu = false;

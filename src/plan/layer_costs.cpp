@@ -22,7 +22,9 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   const config::Model& m = config.model;
   rows_ = static_cast<double>(config.train.micro_batch * m.seq_len) / static_cast<double>(depth);
   width_ = static_cast<double>(m.d_model);
-  wide_ = static_cast<double>(m.d_ff);
+  routed_ = static_cast<double>(moe_layers(m)) / static_cast<double>(m.n_layer);
+  wide_ = (1 - routed_) * static_cast<double>(m.d_ff) +
+          routed_ * static_cast<double>(m.experts_per_token * m.d_expert + m.d_shared);
   heads_ = static_cast<double>(m.n_head);
   kv_heads_ = static_cast<double>(m.n_kv_head);
   queries_ = static_cast<double>(attention_width(m));
@@ -36,11 +38,22 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   const double more = p.chunks == 1 ? 0 : static_cast<double>(p.stages - 1) / static_cast<double>(p.chunks);
   in_flight_ = std::min(accumulation_, static_cast<double>(p.stages) + more);
   gated_ = has_gated_mlp(m);
-  for (const config::BlockLinear& linear : linears_of(m, 0)) {
-    Matrix& matrix = matrices_[linear.site];
-    matrix = {static_cast<double>(linear.in), static_cast<double>(linear.out()), {}};
-    for (const config::LinearPart& part : linear.parts) matrix.parts.push_back(static_cast<double>(part.width));
-  }
+  using config::Role;
+  uint8_t matrices = 0;
+  for (const auto& [layer, share] : {std::pair{int64_t{0}, 1 - routed_}, {m.moe_every - 1, routed_}})
+    for (const config::BlockLinear& linear : share > 0 ? linears_of(m, layer) : std::vector<config::BlockLinear>()) {
+      Matrix matrix{.in = static_cast<double>(linear.in),
+                    .out = static_cast<double>(linear.out()),
+                    .parts = {},
+                    .count = static_cast<double>(linear.matrices),
+                    .active = static_cast<double>(linear.active),
+                    .share = share,
+                    .of_experts = linear.role == Role::experts,
+                    .index = matrices++};
+      if (linear.role != Role::router && linear.role != Role::shared_gate)
+        for (const config::LinearPart& part : linear.parts) matrix.parts.push_back(static_cast<double>(part.width));
+      matrices_[linear.site].push_back(std::move(matrix));
+    }
   const optim::Rules rules = optim::make_rules(config, compute);
   linears_ = {static_cast<double>(rules.front()->traffic()), static_cast<double>(optim::state_bytes(*rules.front()))};
   tables_ = {static_cast<double>(rules.back()->traffic()), static_cast<double>(optim::state_bytes(*rules.back()))};
@@ -72,30 +85,45 @@ double LayerCosts::added(AxisSet axes, double communication, double compute) {
   return added_by_overlap(group(axes).spans_nodes() ? cluster_.inter : cluster_.intra, communication, compute);
 }
 
-const LayerCosts::Products& LayerCosts::products(Site site, const LinearSharding& linear) {
-  const uint64_t key = pair_key(output_of(linear), {linear.contraction, static_cast<AxisSet>(site), 0});
+const LayerCosts::Products& LayerCosts::products(const Matrix& matrix, const LinearSharding& linear, AxisSet experts) {
+  const uint64_t key = pair_key(output_of(linear), {linear.contraction, matrix.index, experts});
   const auto found = products_.find(key);
   if (found != products_.end()) return found->second;
-  const Matrix& matrix = matrix_of(site);
   const auto cut = [&](double extent, AxisSet axes) {
     return std::max<int64_t>(1, static_cast<int64_t>(extent / ranks(axes)));
   };
-  const int64_t m = cut(rows_, linear.rows), k = cut(matrix.in, linear.contraction), n = cut(matrix.out, linear.cols);
+  // A GEMM for each of this rank's matrices, with the mean of their rows.
+  const double own = matrix.count / ranks(experts), rows = rows_ * matrix.active * load(experts) / own;
+  const int64_t m = cut(rows, linear.rows), k = cut(matrix.in, linear.contraction), n = cut(matrix.out, linear.cols);
   const double bytes = element_ * static_cast<double>(m * k + k * n + m * n);
-  const auto seconds = [&](const ProductShape& shape) { return cluster_.product_seconds(compute_, shape, bytes); };
+  const auto seconds = [&](const ProductShape& shape) {
+    return own * cluster_.product_seconds(compute_, shape, bytes);
+  };
   const Products times{seconds({.m = m, .k = k, .n = n}), seconds({.m = m, .k = n, .n = k, .trans_b = true}),
                        seconds({.m = k, .k = m, .n = n, .trans_a = true})};
   return products_.emplace(key, times).first->second;
 }
 
-double LayerCosts::linear(Site site, const LinearSharding& linear) {
-  const Matrix& matrix = matrix_of(site);
-  const Products& time = products(site, linear);
+LayerCosts::Products LayerCosts::products_next_to(Site site, const LinearSharding& linear) {
+  return routes(site) ? Products() : products(matrix_of(site), linear, 0);
+}
+
+double LayerCosts::linear(Site site, const LinearSharding& linear, AxisSet experts) {
+  double seconds = 0;
+  for (const Matrix& matrix : matrices_.at(site))
+    seconds += matrix.share * this->linear(matrix, linear, matrix.of_experts ? experts : 0);
+  return seconds;
+}
+
+double LayerCosts::linear(const Matrix& matrix, LinearSharding linear, AxisSet experts) {
+  if (matrix.parts.empty()) linear.cols = 0;
+  const Products& time = products(matrix, linear, experts);
   double seconds = time.forward + time.dx + time.dw;
   seconds += repeated() * time.forward;
   const DType sums = accumulator_of(compute_);
-  const AxisSet flat = linear.flat, rows = linear.rows & ~flat;
-  const double block = matrix.in * matrix.out / ranks(linear.contraction | linear.cols);
+  // Ranks with different experts share neither weights nor gradients.
+  const AxisSet flat = linear.flat & ~experts, rows = linear.rows & ~linear.flat & ~experts;
+  const double block = matrix.count * matrix.in * matrix.out / ranks(linear.contraction | linear.cols | experts);
   if (ranks(flat) > 1) {
     const double gather = collective(flat, CommOp::all_gather, compute_, block);
     const double scatter = collective(flat, CommOp::reduce_scatter, sums, block);
@@ -117,8 +145,9 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
 
 double LayerCosts::read(Site site, const Spread& spread, const LinearSharding& linear) {
   const double elements = rows_ * matrix_of(site).in;
-  const Products& time = products(site, linear);
+  const Products time = products_next_to(site, linear);
   const MatrixPlacement at = placed(spread), input = input_of(linear);
+  if (routes(site) && site == Site::down) return at == input ? 0 : kIllegal;
   const double arriving = move(at, input, elements);
   const double forward =
       linear.contraction == 0 ? gather_before(site, linear, at, input, elements, time.forward) : arriving;
@@ -131,8 +160,9 @@ double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& 
   // Recomputation of a block ends before the block's last reduction, unless a norm follows it.
   const bool ends = site == Site::down && !has_post_norms(config_.model);
   const double again = ends ? 0 : repeated();
-  const Products& time = products(site, linear);
+  const Products time = products_next_to(site, linear);
   const MatrixPlacement at = placed(spread), output = output_of(linear);
+  if (routes(site) && site == Site::up) return at == output ? 0 : kIllegal;
   return reduce_after(site, linear, partial_output_of(linear), at, elements, time.forward, 0) * (1 + again) +
          (linear.cols == 0 ? gather_before(site, linear, at, output, elements, time.dx) : move(at, output, elements));
 }
@@ -180,9 +210,29 @@ double LayerCosts::attention(const Spread& spread) {
   return norms + seconds((1 + repeated()) * forward, false) + seconds(2.5 * forward, true);
 }
 
-double LayerCosts::hidden(const Spread& spread) {
+double LayerCosts::hidden(const Spread& spread, AxisSet experts) {
   const double matrices = config_.train.recompute == config::Recompute::none ? 4 + 2 * repeated() : 6;
-  return traffic(OpKind::activation, matrices * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_);
+  const double seconds =
+      traffic(OpKind::activation, matrices * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_);
+  return routed_ == 0 ? seconds : seconds + routed_ * routing(spread.rows, experts);
+}
+
+double LayerCosts::routing(AxisSet rows, AxisSet experts) {
+  const config::Model& m = config_.model;
+  const double pairs = rows_ / ranks(rows) * static_cast<double>(m.experts_per_token),
+               bytes = pairs * width_ * element_;
+  // Rows that are read or written: gathered for the experts (again in the backward pass) and combined, or, with an
+  // exchange, gathered twice before it and twice after it.
+  const bool sends = ranks(experts) > 1;
+  const double forward = sends ? 9 : 3, again = sends ? 4 : 2, backward = sends ? 9 : 5;
+  const double seconds = traffic(OpKind::elementwise, forward * bytes) +
+                         traffic(OpKind::elementwise, backward * bytes) +
+                         repeated() * traffic(OpKind::elementwise, again * bytes);
+  if (!sends) return seconds;
+  const double sent = pairs * load(experts), all_counts = static_cast<double>(m.n_expert) * ranks(experts);
+  return seconds + collective(experts, CommOp::all_gather, DType::i32, all_counts) +
+         (4 + repeated()) * collective(experts, CommOp::all_to_all, compute_, sent * width_) +
+         (2 + repeated()) * collective(experts, CommOp::all_to_all, accumulator_of(compute_), sent);
 }
 
 double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread& table) {
@@ -224,11 +274,11 @@ double LayerCosts::micro_seconds(const ModelSharding& layout) {
   const double tables = vocabulary(layout.head, layout.table);
   double seconds = 0;
   for (const sharding::Layer& layer : layout.layers) {
-    double one = stream(layer.stream) + attention(layer.attention) + hidden(layer.mlp);
-    for (const auto& [site, matrix] : matrices_) {
+    double one = stream(layer.stream) + attention(layer.attention) + hidden(layer.mlp, layer.experts);
+    for (const auto& [site, matrices] : matrices_) {
       const LinearSharding& l = layer.at(site);
       const bool reads = reads_residual(site);
-      one += linear(site, l) + read(site, reads ? layer.stream : layer.inside(site), l) +
+      one += linear(site, l, layer.experts) + read(site, reads ? layer.stream : layer.inside(site), l) +
              write(site, l, reads ? layer.inside(site) : layer.stream);
     }
     seconds += static_cast<double>(layer.count) * one;

@@ -9,14 +9,19 @@
 //   qkv, out, up, down       LinearSharding                    three GEMMs; matrix gathered and      its two spreads
 //                                                              gradients scattered over flat axes,
 //                                                              all-reduced over other axes of rows
-//   attention, hidden        Spread                            attention; the activation function    two linears each
+//   attention, hidden        Spread                            attention; the activation function;   two linears each
+//                                                              experts: routing and exchange of rows
 //
 // An edge is the redistribution of activations between a spread and a linear, forward and backward. It is overlapped
 // with the GEMMs that the trainer runs next to them. A layer's variables form two cycles through `stream`; without it
-// they are two chains, so the least cost of a layer is found exactly (search.h).
+// they are two chains, so the least cost of a layer is found exactly (search.h). In models with experts, the axis that
+// divides these, if any, is one more variable: each of its choices is a search of its own, with fewer choices of
+// others. If only some layers have experts, a layer costs the mean of both kinds.
+#include <limits>
 #include <map>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -74,9 +79,14 @@ class LayerCosts {
   double bytes(const ModelSharding& layout, Gradients stored) const;
 
  private:
+  /// The matrices of one of a site's linears. In layers with experts a site has several linears.
   struct Matrix {
     double in, out;
-    std::vector<double> parts;  // columns of each part
+    std::vector<double> parts;     // columns of each part; empty: no axis splits them, whatever the site's sharding is
+    double count = 1, active = 1;  // matrices, and those that compute a token
+    double share = 1;              // part of the layers that has them
+    bool of_experts = false;
+    uint8_t index = 0;  // distinguishes them all
   };
   struct Products {
     double forward, dx, dw;
@@ -87,20 +97,23 @@ class LayerCosts {
   };
   /// The search for the sharding of one layer. Variables: stream, qkv, attention, out, up, hidden, down.
   struct LayerSearch {
+    AxisSet experts = 0;                                  // Layer::experts
     std::vector<Spread> stream, attention, hidden;        // choices
     std::map<Site, std::vector<LinearSharding>> linears;  // choices
     SearchProblem problem;
     std::vector<Assignment> free;              // see search()
     std::vector<std::vector<int>> by_spreads;  // the cheapest choices for different spreads, ignoring memory
   };
-  /// Returns the search with the memory of config_'s ZeRO stage and offload. Costs depend on recomputation only, and
-  /// are computed once for each.
-  LayerSearch& layer_search(Gradients stored);
+  /// Returns the search with the memory of config_'s ZeRO stage and offload. Costs depend on recomputation and experts
+  /// only, and are computed once for each.
+  LayerSearch& layer_search(Gradients stored, AxisSet experts);
   void add_choices(LayerSearch& layer) const;
   void add_costs(LayerSearch& layer);
   void set_memory(LayerSearch& layer, Gradients stored) const;
   /// Returns the layouts of best(); the search counts gradients only if they are stored in memory of their own.
   std::vector<ModelSharding> best(double cap, size_t most, Gradients stored);
+  /// Returns those with one choice of the axis that divides the experts, with the seconds of the search.
+  std::vector<std::pair<double, ModelSharding>> best(double cap, size_t most, Gradients stored, AxisSet experts);
   double ranks(AxisSet axes) const { return static_cast<double>(axes_.ranks(axes)); }
   GroupShape group(AxisSet axes);
   double collective(AxisSet axes, CommOp op, DType dtype, double elements);
@@ -112,9 +125,24 @@ class LayerCosts {
     const bool wide = config_.parallel.sum_dtype == DType::f32 && ranks(from.partial) > 1;
     return wide ? accumulator_of(compute_) : compute_;
   }
-  const Matrix& matrix_of(Site site) const { return matrices_.at(site); }
-  const Products& products(Site site, const LinearSharding& linear);
-  double linear(Site site, const LinearSharding& linear);
+  static constexpr double kIllegal = std::numeric_limits<double>::infinity();  // seconds of what a rule forbids
+  /// Returns the matrix of a site that has only one, or one with the same input and, of `down`, output.
+  const Matrix& matrix_of(Site site) const { return matrices_.at(site).front(); }
+  /// True for the MLP of layers with experts: x and dx are moved as a whole, and nothing between its linears.
+  bool routes(Site site) const { return routed_ > 0 && (site == Site::up || site == Site::down); }
+  /// Returns the rows of the rank whose experts have most, relative to the mean; axes in `experts` divide the experts.
+  double load(AxisSet experts) const { return ranks(experts) > 1 ? cluster_.imbalance : 1; }
+  /// Returns the axes that split a stored matrix.
+  static AxisSet cut_of(const Matrix& matrix, LinearSharding linear, AxisSet experts) {
+    if (matrix.parts.empty()) linear.cols = 0;
+    return plan::cut_of(linear) | (matrix.of_experts ? experts : 0);
+  }
+  /// Returns the seconds of a matrix's GEMMs. `linear` is the sharding of the matrix itself.
+  const Products& products(const Matrix& matrix, const LinearSharding& linear, AxisSet experts);
+  /// Returns those that a redistribution at the site overlaps with.
+  Products products_next_to(Site site, const LinearSharding& linear);
+  double linear(Site site, const LinearSharding& linear, AxisSet experts);
+  double linear(const Matrix& matrix, LinearSharding linear, AxisSet experts);
   /// Returns the seconds that communication along these axes adds to `compute` seconds of compute. `communication` is
   /// the number of seconds that it takes on its own.
   double added(AxisSet axes, double communication, double compute);
@@ -135,7 +163,9 @@ class LayerCosts {
   double write(Site site, const LinearSharding& linear, const Spread& spread);
   double stream(const Spread& spread);
   double attention(const Spread& spread);
-  double hidden(const Spread& spread);
+  double hidden(const Spread& spread, AxisSet experts);
+  /// Returns the seconds of sorting, gathering, exchanging and combining the rows of experts.
+  double routing(AxisSet rows, AxisSet experts);
   double vocabulary(const Spread& stream, const sharding::VocabSpread& table);
   /// Returns the seconds of head and embedding without redistributions to and from the stream; `near`: the axes that
   /// split rows next to the table.
@@ -154,6 +184,7 @@ class LayerCosts {
   Gradients gradients() const;
   /// Returns the bytes of one matrix's weights, optimizer state and, if it has memory of its own, gradient.
   double matrix_bytes(AxisSet cut, double in, double out, const Kept& kept, Gradients gradients) const;
+  double site_bytes(Site site, const LinearSharding& linear, AxisSet experts, Gradients gradients) const;
   /// Returns the number of tables that a rank has at most.
   double tables() const { return config_.parallel.stages > 1 || config_.model.tie_embeddings.value_or(true) ? 1 : 2; }
   bool rebuilds() const { return config_.train.recompute == config::Recompute::selective; }
@@ -164,7 +195,11 @@ class LayerCosts {
   /// Return the bytes that such a layer saves of attention and between up and down. `rebuilds`: backward rebuilds
   /// outputs of norms and activation functions.
   double attention_bytes(const Spread& spread, bool rebuilds) const;
-  double hidden_bytes(const Spread& spread, bool rebuilds) const;
+  double hidden_bytes(const Spread& spread, bool rebuilds, AxisSet experts) const;
+  /// Returns the bytes of a layer's temporary rows of experts.
+  double routed_bytes(const Spread& spread, AxisSet experts) const;
+  /// Returns the rows that a rank's experts may receive at once.
+  double received_rows(const Spread& spread, AxisSet experts) const;
   bool divides(const Spread& spread, double rows, double cols) const;
 
   const Cluster& cluster_;
@@ -178,14 +213,15 @@ class LayerCosts {
   double share_, in_flight_;  // the first stage's share of the layers; the micro-batches in flight there
   Kept linears_, tables_;
   bool gated_;
-  std::map<Site, Matrix> matrices_;  // those of a layer; all layers have the same
+  double routed_ = 0;                             // the share of the layers that have experts
+  std::map<Site, std::vector<Matrix>> matrices_;  // those of a layer
   std::map<AxisSet, GroupShape> groups_;
   RouteShares& routes_;
   std::map<double, std::unordered_map<uint64_t, double>> moves_;  // seconds by elements and placements
   std::unordered_map<uint64_t, Products> products_;
-  std::unordered_map<uint64_t, double> tables_at_;  // see next_to_table()
-  std::vector<double> at_stream_;                   // seconds of the best tables per layer, by choice of the stream
-  std::map<config::Recompute, LayerSearch> searches_;
+  std::unordered_map<uint64_t, double> tables_at_;           // see next_to_table()
+  std::map<std::pair<AxisSet, AxisSet>, double> at_stream_;  // seconds of the best tables per layer, by the stream
+  std::map<std::pair<config::Recompute, AxisSet>, LayerSearch> searches_;
 };
 
 }  // namespace trainer::plan

@@ -14,6 +14,14 @@ double LayerCosts::matrix_bytes(AxisSet cut, double in, double out, const Kept& 
   return in * out / ranks(cut) * (element_ + gradient + state);
 }
 
+double LayerCosts::site_bytes(Site site, const LinearSharding& linear, AxisSet experts, Gradients gradients) const {
+  double bytes = 0;
+  for (const Matrix& matrix : matrices_.at(site))
+    bytes += matrix.share *
+             matrix_bytes(cut_of(matrix, linear, experts), matrix.count * matrix.in, matrix.out, linears_, gradients);
+  return bytes;
+}
+
 LayerCosts::Gradients LayerCosts::gradients() const {
   const bool once = accumulation_ == 1 && config_.parallel.stages == 1;
   return once && config_.offload.optimizer == config::OffloadOptimizer::none ? Gradients::arena : Gradients::own_memory;
@@ -28,9 +36,29 @@ double LayerCosts::attention_bytes(const Spread& spread, bool rebuilds) const {
   const bool keeps_both = query_key_norm(config_.model) != config::QkNorm::none && !rebuilds;
   return (keeps_both ? 3 : 2) * rows_ * (queries_ + keys_) / ranks(spread.rows | spread.cols) * element_;
 }
-double LayerCosts::hidden_bytes(const Spread& spread, bool rebuilds) const {
+double LayerCosts::received_rows(const Spread& spread, AxisSet experts) const {
+  const double buffer = ranks(experts) > 1 ? std::min(config_.parallel.expert_buffer, ranks(experts)) : 0;
+  return buffer * rows_ / ranks(spread.rows) * static_cast<double>(config_.model.experts_per_token);
+}
+double LayerCosts::hidden_bytes(const Spread& spread, bool rebuilds, AxisSet experts) const {
   const double kept = (gated_ ? 2 : 1) + (rebuilds ? 0 : 1);
-  return kept * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_;
+  const double dense = kept * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_;
+  if (routed_ == 0) return dense;
+  // Logits, choices with their order and place, and of an exchange the rows that arrived, instead of the mean.
+  const config::Model& m = config_.model;
+  const auto wide = static_cast<double>(size_of(accumulator_of(compute_)));
+  const double rows = rows_ / ranks(spread.rows), chosen = static_cast<double>(m.experts_per_token);
+  double more = rows * (static_cast<double>(m.n_expert) * wide + chosen * (8 + wide));
+  if (const double received = received_rows(spread, experts); received > 0)
+    more += received * (width_ * element_ + wide) +
+            (received - rows * chosen) * kept * static_cast<double>(m.d_expert) / ranks(spread.cols) * element_;
+  return dense + routed_ * more;
+}
+double LayerCosts::routed_bytes(const Spread& spread, AxisSet experts) const {
+  if (routed_ == 0) return 0;
+  const double pairs = rows_ / ranks(spread.rows) * static_cast<double>(config_.model.experts_per_token),
+               received = received_rows(spread, experts);
+  return (received > 0 ? std::max(pairs, received) + 2 * received : 2 * pairs) * width_ * element_;
 }
 
 double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
@@ -45,30 +73,36 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
   for (const sharding::Layer& layer : layout.layers) {
     const double stream = stream_bytes(layer.stream);
     const auto inside = [&](bool rebuilds) {
-      return attention_bytes(layer.attention, rebuilds) + hidden_bytes(layer.mlp, rebuilds);
+      return attention_bytes(layer.attention, rebuilds) + hidden_bytes(layer.mlp, rebuilds, layer.experts);
     };
     const auto count = static_cast<double>(layer.count);
     double written = 0, moved = 0;
-    for (const auto& [site, matrix] : matrices_) {
+    for (const auto& [site, matrices] : matrices_) {
       const LinearSharding& l = layer.at(site);
-      stays += count * matrix_bytes(cut_of(l), matrix.in, matrix.out, linears_, stored);
-      if (shares) written += matrix.in * matrix.out / ranks(cut_of(l)) * wide;
+      stays += count * site_bytes(site, l, layer.experts, stored);
+      if (shares)
+        for (const Matrix& matrix : matrices)
+          written +=
+              matrix.share * matrix.count * matrix.in * matrix.out / ranks(cut_of(matrix, l, layer.experts)) * wide;
       if (l.schedule == sharding::GemmSchedule::ring) continue;  // holds only one block at a time
-      const double block = matrix.in * matrix.out / ranks(l.contraction | l.cols) * element_;
-      const bool gathers = ranks(l.flat) > 1;
-      if (gathers && config_.parallel.cache_layers > 0) stays += count * block;
       const bool reads = reads_residual(site);
       const Spread& from = reads ? layer.stream : layer.inside(site);
       const Spread& to = reads ? layer.inside(site) : layer.stream;
-      double now = gathers ? 2 * block : 0;
-      if (input_of(l) != placed(from)) now += rows_ * matrix.in / ranks(l.rows | l.contraction) * element_;
-      if (partial_output_of(l) != placed(to)) now += rows_ * matrix.out / ranks(l.rows | l.cols) * element_;
-      moved = std::max(moved, now);
+      for (const Matrix& matrix : matrices) {
+        const AxisSet experts = matrix.of_experts ? layer.experts : 0;
+        const double block = matrix.count * matrix.in * matrix.out / ranks(l.contraction | l.cols | experts) * element_;
+        const bool gathers = ranks(l.flat & ~experts) > 1;
+        if (gathers && config_.parallel.cache_layers > 0) stays += count * matrix.share * block;
+        double now = gathers ? 2 * block : 0;
+        if (input_of(l) != placed(from)) now += rows_ * matrix.in / ranks(l.rows | l.contraction) * element_;
+        if (partial_output_of(l) != placed(to)) now += rows_ * matrix.out / ranks(l.rows | l.cols) * element_;
+        moved = std::max(moved, now);
+      }
     }
     const double gradients =
         rows_ * element_ *
         (wide_ / ranks(layer.mlp.rows | layer.mlp.cols) + 2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
-    const double live = gradients + moved;
+    const double live = gradients + moved + routed_bytes(layer.mlp, layer.experts);
     const int64_t whole = std::min(whole_left, layer.count);
     whole_left -= whole;
     if (whole > 0) kinds.push_back({static_cast<double>(whole), stream, written, live + inside(false) + 3 * stream});

@@ -8,7 +8,7 @@ namespace trainer::plan {
 std::optional<LayerCosts::Pieces> LayerCosts::pieces(bool gathers, Site site, const LinearSharding& linear,
                                                      const MatrixPlacement& from, const MatrixPlacement& to,
                                                      double elements) {
-  if (!cluster_.cpu || !config_.parallel.overlap_all_reduce || from == to) return {};
+  if (!cluster_.cpu || !config_.parallel.overlap_all_reduce || from == to || routes(site)) return {};
   const Matrix& matrix = matrix_of(site);
   const double block = matrix.in * matrix.out / ranks(linear.contraction | linear.cols) * element_;
   if (block > static_cast<double>(parallel::Weights::kPanelBytes)) return {};

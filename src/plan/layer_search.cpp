@@ -117,17 +117,26 @@ void LayerCosts::add_choices(LayerSearch& layer) const {
   const double sequences = rows_ / static_cast<double>(config_.model.seq_len);
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_, 3)) {
     const Spread spread{sets[0], sets[1]};
-    if (divides(spread, rows_, width_)) layer.stream.push_back(spread);
+    const bool keeps_experts = (layer.experts & ~spread.rows) == 0;
+    if (keeps_experts && divides(spread, rows_, width_)) layer.stream.push_back(spread);
     if (divides(spread, sequences, heads_) && divides(spread, sequences, kv_heads_)) layer.attention.push_back(spread);
-    if (divides(spread, rows_, wide_)) layer.hidden.push_back(spread);
+    if (keeps_experts && std::ranges::all_of(matrices_.at(Site::down),
+                                             [&](const Matrix& matrix) { return divides(spread, rows_, matrix.in); }))
+      layer.hidden.push_back(spread);
   }
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_, 5)) {
     const LinearSharding l{.rows = sets[0] | sets[3], .cols = sets[1], .contraction = sets[2], .flat = sets[0]};
     const auto over = [&](double extent, AxisSet set) { return std::fmod(extent, ranks(set)) == 0; };
-    for (const auto& [site, matrix] : matrices_)
-      if (over(rows_, l.rows) && over(matrix.in, l.contraction) &&
-          std::ranges::all_of(matrix.parts, [&](double part) { return over(part, l.cols); }))
+    for (const auto& [site, matrices] : matrices_) {
+      // Experts need whole rows of x, and give whole rows of y, on the ranks of the axis that divides them.
+      const AxisSet split = site == Site::up ? l.contraction : l.cols;
+      if (routes(site) && (split != 0 || (layer.experts & ~l.rows) != 0)) continue;
+      if (over(rows_, l.rows) && std::ranges::all_of(matrices, [&](const Matrix& matrix) {
+            return over(matrix.in, l.contraction) &&
+                   std::ranges::all_of(matrix.parts, [&](double part) { return over(part, l.cols); });
+          }))
         layer.linears[site].push_back(l);
+    }
   }
 }
 
@@ -135,20 +144,22 @@ void LayerCosts::add_costs(LayerSearch& layer) {
   SearchProblem& problem = layer.problem;
   problem.nodes.resize(kVariables);
   // The best placement of the tables depends on the stream only, so the stream's node includes its cost.
-  for (size_t i = at_stream_.size(); i < layer.stream.size(); ++i) {
-    ModelSharding only = axes_;
-    only.layers = {{.stream = layer.stream[i], .count = config_.model.n_layer}};
-    only.head = layer.stream[i];
-    at_stream_.push_back(best_table(std::move(only), kInfinity).second / static_cast<double>(config_.model.n_layer));
+  for (const Spread& spread : layer.stream) {
+    const auto [at, is_new] = at_stream_.try_emplace({spread.rows, spread.cols}, 0);
+    if (is_new) {
+      ModelSharding only = axes_;
+      only.layers = {{.stream = spread, .count = config_.model.n_layer}};
+      only.head = spread;
+      at->second = best_table(std::move(only), kInfinity).second / static_cast<double>(config_.model.n_layer);
+    }
+    problem.nodes[kStream].push_back(stream(spread) + at->second);
   }
-  for (size_t i = 0; i < layer.stream.size(); ++i)
-    problem.nodes[kStream].push_back(stream(layer.stream[i]) + at_stream_[i]);
   for (const Spread& spread : layer.attention) problem.nodes[kAttention].push_back(attention(spread));
-  for (const Spread& spread : layer.hidden) problem.nodes[kHidden].push_back(hidden(spread));
+  for (const Spread& spread : layer.hidden) problem.nodes[kHidden].push_back(hidden(spread, layer.experts));
   for (const auto& [site, linears] : layer.linears) {
     const Variable variable = variable_of(site), inner = is_of_attention(site) ? kAttention : kHidden;
     const std::vector<Spread>& inside = is_of_attention(site) ? layer.attention : layer.hidden;
-    for (const LinearSharding& l : linears) problem.nodes[variable].push_back(linear(site, l));
+    for (const LinearSharding& l : linears) problem.nodes[variable].push_back(linear(site, l, layer.experts));
     const bool reads = reads_residual(site);
     SearchProblem::Edge arriving{reads ? kStream : inner, variable, {}}, leaving{variable, reads ? inner : kStream, {}};
     for (const Spread& spread : reads ? layer.stream : inside)
@@ -166,17 +177,18 @@ void LayerCosts::set_memory(LayerSearch& layer, Gradients stored) const {
   const double kept = in_flight_ * (1 - repeated()), streams = in_flight_ * repeated() + kept * kept_streams();
   for (const Spread& spread : layer.stream) memory[kStream].push_back(streams * stream_bytes(spread));
   for (const Spread& spread : layer.attention) memory[kAttention].push_back(kept * attention_bytes(spread, rebuilds()));
-  for (const Spread& spread : layer.hidden) memory[kHidden].push_back(kept * hidden_bytes(spread, rebuilds()));
+  for (const Spread& spread : layer.hidden)
+    memory[kHidden].push_back(kept * hidden_bytes(spread, rebuilds(), layer.experts));
   for (const auto& [site, linears] : layer.linears)
     for (const LinearSharding& l : linears)
-      memory[variable_of(site)].push_back(
-          matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_, stored));
+      memory[variable_of(site)].push_back(site_bytes(site, l, layer.experts, stored));
 }
 
-LayerCosts::LayerSearch& LayerCosts::layer_search(Gradients stored) {
-  const auto [found, is_new] = searches_.try_emplace(config_.train.recompute);
+LayerCosts::LayerSearch& LayerCosts::layer_search(Gradients stored, AxisSet experts) {
+  const auto [found, is_new] = searches_.try_emplace({config_.train.recompute, experts});
   LayerSearch& layer = found->second;
   if (is_new) {
+    layer.experts = experts;
     add_choices(layer);
     add_costs(layer);
   }
@@ -206,7 +218,22 @@ std::vector<ModelSharding> LayerCosts::best(double cap, size_t most) {
 }
 
 std::vector<ModelSharding> LayerCosts::best(double cap, size_t most, Gradients stored) {
-  LayerSearch& choices = layer_search(stored);
+  std::vector<std::pair<double, ModelSharding>> all = best(cap, most, stored, 0);
+  for (size_t a = 0; a < axes_.axes.size() && routed_ > 0; ++a) {
+    const AxisSet axis = AxisSet{1} << a;
+    if (a == axes_.replica_axis() || ranks(axis) == 1 || config_.model.n_expert % axes_.ranks(axis) != 0) continue;
+    std::ranges::move(best(cap, most, stored, axis), std::back_inserter(all));
+  }
+  if (routed_ > 0) std::ranges::stable_sort(all, {}, &std::pair<double, ModelSharding>::first);
+  std::vector<ModelSharding> layouts;
+  for (auto& [seconds, layout] : all)
+    if (layouts.size() < most) layouts.push_back(std::move(layout));
+  return layouts;
+}
+
+std::vector<std::pair<double, ModelSharding>> LayerCosts::best(double cap, size_t most, Gradients stored,
+                                                               AxisSet experts) {
+  LayerSearch& choices = layer_search(stored, experts);
   SearchProblem& problem = choices.problem;
   for (const std::vector<double>& costs : problem.nodes)
     if (costs.empty()) return {};
@@ -221,7 +248,7 @@ std::vector<ModelSharding> LayerCosts::best(double cap, size_t most, Gradients s
     Assignment one = evaluate(problem, other);
     if (one.found() && one.memory <= problem.cap) all.push_back(std::move(one));
   }
-  std::vector<ModelSharding> layouts;
+  std::vector<std::pair<double, ModelSharding>> layouts;
   for (const Assignment& one : all) {
     const auto at = [&](Variable variable) { return static_cast<size_t>(one.choices[variable]); };
     ModelSharding layout = axes_;
@@ -229,12 +256,13 @@ std::vector<ModelSharding> LayerCosts::best(double cap, size_t most, Gradients s
                       choices.attention[at(kAttention)],
                       choices.hidden[at(kHidden)],
                       {},
-                      config_.model.n_layer}};
+                      config_.model.n_layer,
+                      experts}};
     for (const auto& [site, linears] : choices.linears) layout.layers.front().at(site) = linears[at(variable_of(site))];
     layout.head = layout.layers.front().stream;
     double seconds = 0;
     std::tie(layout.table, seconds) = best_table(layout, cap);
-    if (seconds < kInfinity) layouts.push_back(std::move(layout));
+    if (seconds < kInfinity) layouts.emplace_back(one.cost, std::move(layout));
   }
   return layouts;
 }

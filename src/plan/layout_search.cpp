@@ -6,7 +6,6 @@
 #include <map>
 #include <set>
 
-#include "config/block_linears.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
 
@@ -15,17 +14,18 @@ namespace {
 
 using config::Config;
 
-/// Assigns an axis to one of the axis sets of a spread or linear, or to none.
+/// Assigns an axis to one of the axis sets of a spread or linear, or to none. A spread has the first two.
+enum Put : int { kRows, kCols, kContraction, kFlat, kNone };
 void put(Spread& spread, AxisSet axis, int choice) {
   spread = {spread.rows & ~axis, spread.cols & ~axis};
-  if (choice < 2) (choice == 0 ? spread.rows : spread.cols) |= axis;
+  if (choice < 2) (choice == kRows ? spread.rows : spread.cols) |= axis;
 }
 void put(LinearSharding& l, AxisSet axis, int choice) {
   for (AxisSet* set : {&l.rows, &l.cols, &l.contraction, &l.flat}) *set &= ~axis;
-  if (choice == 0 || choice == 3) l.rows |= axis;
-  if (choice == 1) l.cols |= axis;
-  if (choice == 2) l.contraction |= axis;
-  if (choice == 3) l.flat |= axis;
+  if (choice == kRows || choice == kFlat) l.rows |= axis;
+  if (choice == kCols) l.cols |= axis;
+  if (choice == kContraction) l.contraction |= axis;
+  if (choice == kFlat) l.flat |= axis;
 }
 void put(sharding::VocabSpread& table, AxisSet axis, int choice) {
   for (AxisSet* set : {&table.vocab, &table.width, &table.flat}) *set &= ~axis;
@@ -159,14 +159,14 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
   for (size_t a = 0; a < layout.axes.size(); ++a) {
     if (a == layout.replica_axis()) continue;
     const AxisSet axis = AxisSet{1} << a;
-    for (const config::BlockLinear& each : linears_of(config.model, 0))
+    for (const Site site : {Site::qkv, Site::out, Site::up, Site::down})
       for (const bool on_stream : {true, false})
         for (int spread = 0; spread < kSpreadChoices; ++spread)
           for (int linear = 0; linear < kLinearChoices; ++linear) {
             ModelSharding other = layout;
             for (sharding::Layer& layer : other.layers) {
-              put(on_stream ? layer.stream : layer.inside(each.site), axis, spread);
-              put(layer.at(each.site), axis, linear);
+              put(on_stream ? layer.stream : layer.inside(site), axis, spread);
+              put(layer.at(site), axis, linear);
             }
             add(std::move(other));
           }
@@ -175,6 +175,20 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
       put(other.table, axis, choice);
       add(std::move(other));
     }
+    if (config.model.n_expert == 0) continue;
+    // The linears of experts must agree.
+    for (const int linear : {kRows, kCols, kFlat, kNone}) {
+      ModelSharding other = layout;
+      for (sharding::Layer& layer : other.layers) {
+        put(layer.mlp, axis, linear == kFlat ? kRows : linear);
+        put(layer.at(Site::up), axis, linear);
+        put(layer.at(Site::down), axis, linear == kCols ? kContraction : linear);
+      }
+      add(std::move(other));
+    }
+    ModelSharding other = layout;
+    for (sharding::Layer& layer : other.layers) layer.experts = layer.experts == axis ? 0 : axis;
+    add(std::move(other));
   }
   ModelSharding other = layout;  // switch the schedule between a ring of GEMMs and a single GEMM
   for (sharding::Layer& layer : other.layers)

@@ -174,6 +174,10 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   if (!plan.runs.empty() && !plan.runs.front().plan.offload)
     text += format("update of row 1: {}\n",
                    setup::update_text(plan.runs.front().plan.update, plan.runs.front().time.optimizer));
+  if (!plan.runs.empty())
+    if (const std::string exchange = setup::exchange_text(plan.runs.front().config, plan.compute); !exchange.empty())
+      text +=
+          format("row 1: {}; one round up to load {:g}\n", exchange, plan.runs.front().config.parallel.expert_buffer);
   if (!plan.too_large.empty()) {
     const PlannedRun& run = plan.too_large.front();
     text +=

@@ -2,6 +2,7 @@
 #include "plan/offload_time.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <numeric>
@@ -65,7 +66,7 @@ class Timeline {
     // One rank represents all ranks, so the time spent waiting for the slowest rank counts as compute.
     const OpKind kind = event.op.kind;
     const DType type = kind == OpKind::orthogonalize ? step_.orthogonalize : compute_;
-    const double seconds = cluster_.skew * cluster_.seconds_of(type, event.op);
+    const double seconds = cluster_.skew * seconds_of(type, event.op);
     const bool of_optimizer = kind == OpKind::optimizer || kind == OpKind::orthogonalize || kind == OpKind::grad_norm;
     double StepTime::*part = kind == OpKind::gemm        ? &StepTime::products
                              : kind == OpKind::attention ? &StepTime::attention
@@ -78,12 +79,27 @@ class Timeline {
     time_->slowed += passed - seconds;
   }
 
+  /// The rounds in which the rank whose experts have most rows receives them. What later rounds compute again is left
+  /// out.
+  double rounds() const { return std::ceil(cluster_.imbalance / step_.expert_buffer); }
+  /// Returns the seconds of an operator, of experts that ranks divide on the rank whose experts have most rows.
+  double seconds_of(DType type, OpCall call) const {
+    if (!call.of_experts || step_.experts == 0) return cluster_.seconds_of(type, call);
+    const double load = cluster_.imbalance / rounds();  // in each round
+    int64_t& rows = call.product.trans_a ? call.product.k : call.product.m;
+    rows = std::llround(load * static_cast<double>(rows));
+    call.cost = {load * call.cost.flops, load * call.cost.bytes};
+    return rounds() * cluster_.seconds_of(type, call);
+  }
+
   void start(const Event& event) {
     const bool control = is_scalar_exchange(event);
     const mesh::AxisSet axes = event.key.axes;
     auto known = groups_.find(axes);
     if (known == groups_.end()) known = groups_.emplace(axes, group_shape(cluster_, step_.mesh, axes)).first;
-    const CollectiveTime time = collective_time(cluster_, known->second, event.key.op, event.key.dtype, event.elements);
+    CollectiveTime time = collective_time(cluster_, known->second, event.key.op, event.key.dtype, event.elements);
+    if (event.key.op == CommOp::all_to_all && axes == step_.experts)
+      time = {.fixed = rounds() * time.fixed, .busy = cluster_.imbalance * time.busy, .measured = time.measured};
     Transfer transfer{event.collective, time.fixed, time.busy, known->second.spans_nodes(),
                       control ? "control" : step_.mesh.name_of(axes)};
     time_->comm[transfer.axis].busy += time.total();

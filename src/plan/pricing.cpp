@@ -73,6 +73,7 @@ bool has_equal_layers(const Config& config) {
   const int64_t kept = config.parallel.cache_layers;
   return (kept == 0 || kept >= config.model.n_layer) && config.parallel.layer.size() <= 1 &&
          config.offload.resident == 0 && config.model.window_full_every == 0 && nope_interval(config.model) <= 1 &&
+         (config.model.n_expert == 0 || config.model.moe_every == 1) &&
          config::recomputed_layers(config) % config.model.n_layer == 0;
 }
 
@@ -99,6 +100,13 @@ void deepen_scalars(Program& less, Program& more, double factor) {
 PlannedRun planned(Config config) {
   PlannedRun run;
   config::drop_other_strategies(config);
+  if (config::is_given(config, "parallel.expert_buffer") && config::layout_fits(config)) {
+    // Runs refuse a buffer without effect.
+    const int64_t ranks = config::expert_ranks(config);
+    double& buffer = config.parallel.expert_buffer;
+    buffer = ranks == 1 ? config::Parallel().expert_buffer : std::min(buffer, static_cast<double>(ranks));
+    if (ranks == 1) config.origins.erase("parallel.expert_buffer");
+  }
   run.strategy = name_of(config.parallel.strategy);
   run.layout = config::layout_text(config);
   run.config = std::move(config);

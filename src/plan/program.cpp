@@ -37,7 +37,10 @@ StepProgram record_step(const config::Config& config, int64_t vocab, const Machi
     return &recorders.back();
   });
   for (size_t i = 0; i < recorders.size(); ++i) step.parts[i].program = std::move(recorders[i].program);
-  step.mesh = parallel::mesh_shape(config::sharding_on(config, machine.ranks));
+  const sharding::ModelSharding layout = config::sharding_on(config, machine.ranks);
+  step.mesh = parallel::mesh_shape(layout);
+  for (const sharding::Layer& layer : layout.layers) step.experts |= layout.wide(layer.experts);
+  step.expert_buffer = layout.expert_buffer;
   step.accumulation = config.train.global_batch / (config.train.micro_batch * config.parallel.data);
   step.orthogonalize = config::type_of(config.muon.compute).value_or(machine.compute);
   return step;

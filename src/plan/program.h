@@ -53,6 +53,8 @@ struct StepProgram {
   std::vector<Part> parts;
   int64_t accumulation = 1;
   DType orthogonalize = DType::f32;  // operand type of Muon's GEMMs
+  mesh::AxisSet experts = 0;         // axes that divide experts
+  double expert_buffer = 1;          // sharding::ModelSharding::expert_buffer
   RunPlan plan;                      // memory and bytes of the same run
 };
 

@@ -83,10 +83,6 @@ const Case kCases[] = {
     {"[parallel]\nexperts = 2", "2:11: parallel.experts: ", {"has no effect"}},
     {"[debug]\nbalanced_routing = true", "2:20: debug.balanced_routing: ", {"has no effect"}},
     {"[model]\nnorm_topk = true", "2:13: model.norm_topk: ", {"has no effect"}},
-    {"[model]\narch = 'mixtral'\nn_expert = 8\nd_expert = 64",
-     "3:12: model.n_expert: ",
-     {"`trainer plan` is not supported for models with experts (n_expert = 8)", "set the keys of the layout"},
-     {.files = false, .plans = true}},
     {"[model]\narch = 'mixtral'\nn_expert = 8\nd_expert = 64\n[parallel]\nstrategy = 'optimus-2d'\nmesh = [2, 2]\n"
      "stationary = 'paper'",
      "8:14: parallel.stationary: ",
