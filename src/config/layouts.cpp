@@ -145,6 +145,13 @@ int64_t ranks_of_stage(const Config& config) {
   return product * (strategy_of(config).times_experts ? config.parallel.experts : 1);
 }
 
+int64_t expert_ranks(const Config& config) {
+  const ModelSharding s = sharding_of(config);
+  int64_t most = 1;
+  for (const sharding::Layer& layer : s.layers) most = std::max(most, s.ranks(layer.experts));
+  return most;
+}
+
 const char* replica_key(const Config& config) { return strategy_of(config).extents_key; }
 
 std::string replica_text(const Config& config) {

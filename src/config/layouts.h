@@ -12,6 +12,8 @@ namespace trainer::config {
 /// own axes.
 int64_t ranks_of_replica(const Config& config);
 int64_t ranks_of_stage(const Config& config);
+/// Returns the number of ranks that divide the experts of a layer; 1: none do. The layout must fit.
+int64_t expert_ranks(const Config& config);
 /// Return the key that determines ranks_of_stage() ("parallel.mesh"), and the same with its value: "mesh = [2, 2]",
 /// with several stages "stages = 4 x mesh = [2, 2]".
 const char* replica_key(const Config& config);

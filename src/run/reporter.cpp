@@ -105,7 +105,7 @@ void Reporter::start(const report::StartReport& start, std::string_view transpor
   if (!first_) return;
   start_ = start;
   start_.peak = peak_.report();
-  log_start(start_, machine_.compute_reason, transport);
+  log_start(start_, setup::exchange_text(config_, machine_.compute), machine_.compute_reason, transport);
   for (const std::string& note : notes)
     if (!note.empty()) log::info("{}", note);
   if (metrics_) metrics_->write(to_json(start_));

@@ -63,12 +63,14 @@ std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, con
           graphs.empty() ? "" : "CUDA graphs: " + graphs, stages};
 }
 
-void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {
+void log_start(const report::StartReport& start, const std::string& exchange, std::string_view compute_reason,
+               std::string_view transport) {
   const report::Environment& environment = start.environment;
   log::info("{}: {} parameters, vocabulary {}, {} ({}), matmul with {}", start.name,
             format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute, compute_reason,
             environment.product_path);
-  if (const std::string experts = experts_text(start); !experts.empty()) log::info("experts: {}", experts);
+  if (const std::string experts = experts_text(start); !experts.empty())
+    log::info("experts: {}{}", experts, exchange.empty() ? "" : "; " + exchange);
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
             start.global_batch * start.model.seq_len);

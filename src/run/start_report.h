@@ -23,6 +23,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
 std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, const train::Trainer& trainer);
 
 /// Logs the report. `compute_reason` is why the compute type was chosen.
-void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport);
+void log_start(const report::StartReport& start, const std::string& exchange, std::string_view compute_reason,
+               std::string_view transport);
 
 }  // namespace trainer::run

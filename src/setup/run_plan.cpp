@@ -294,6 +294,21 @@ std::vector<std::string> stage_lines(const config::Config& config, const RunPlan
                  most - plan.stage_totals.begin(), fmt::join(others, ", "), others.size() == 1 ? "other" : "others")};
 }
 
+std::string exchange_text(const config::Config& config, DType compute) {
+  const config::Model& m = config.model;
+  const int64_t ranks = m.n_expert == 0 ? 1 : config::expert_ranks(config);
+  if (ranks == 1) return {};
+  const sharding::ModelSharding s = config::sharding_of(config);
+  const auto of = std::ranges::find_if(s.layers, [&](const auto& layer) { return s.ranks(layer.experts) == ranks; });
+  const int64_t rows = config.train.micro_batch * m.seq_len / s.depth() / s.ranks(of->at(sharding::Site::up).rows),
+                sent = rows * m.experts_per_token * (ranks - 1) / ranks;
+  // x, y and their gradients; weights and theirs. Recomputation sends x and weights again.
+  const int64_t again = recompute_of(config.train, 0) == config::Recompute::full ? 1 : 0,
+                bytes = (4 + again) * m.d_model * size_of(compute) + (2 + again) * size_of(accumulator_of(compute));
+  return format("{} experts on each rank; exchange {} per rank, layer and micro-batch", m.n_expert / ranks,
+                format_bytes(static_cast<double>(sent * bytes)));
+}
+
 std::string few_micro_batches_text(const config::Config& config, const RunPlan& plan) {
   const int64_t stages = config.parallel.stages, count = micro_batches(config);
   if (count >= 2 * (stages - 1) || plan.bubble <= 1.0 / 3) return {};

@@ -79,6 +79,9 @@ std::vector<RunPlan> plan_stages(const config::Config& config, int64_t vocab, co
 double bubble_by_flops(const config::Config& config, int64_t vocab);
 /// Returns lines on the layout, the layers and the memory of several stages; empty if there is one.
 std::vector<std::string> stage_lines(const config::Config& config, const RunPlan& plan);
+/// Returns "16 experts on each rank; exchange 2.35 GB per rank, layer and micro-batch"; empty if no ranks divide the
+/// experts. Loads are balanced.
+std::string exchange_text(const config::Config& config, DType compute);
 /// Returns a warning if there are so few micro-batches per step that a third of it or more is bubble; else nothing.
 std::string few_micro_batches_text(const config::Config& config, const RunPlan& plan);
 /// Returns the table for `train --dry-run`.
