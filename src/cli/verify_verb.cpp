@@ -26,11 +26,6 @@ int verify_command(const VerifyOptions& o) {
   if (on_threads) on.sets.insert(on.sets.begin(), "parallel.transport=threads");
   return run_on_ranks(on, [&](comm::World& world, const config::Config& requested) {
     config::Config config = requested;
-    if (config.model.n_expert > 0)
-      throw Error(Code::config, format("model.n_expert = {}: `trainer verify` cannot check models with experts; check "
-                                       "the machine with a dense model",
-                                       config.model.n_expert))
-          .on(Scope::all_ranks);
     if (on_threads && world.size() > verify::kMostThreads)
       throw Error(Code::usage, format("the layout has {} ranks, but at most {} can be threads; start them with mpirun "
                                       "-np {}",

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 #include <set>
 
 #include "base/clock.h"
@@ -30,31 +31,46 @@ class Links {
   Links(Context& c, device::Device& device, comm::Communicator& ranks)
       : c_(c), device_(device), ranks_(ranks), arena_(device, Arena::Mode::heap), ex_{device, arena_, meter_} {}
 
-  /// Runs the operation on n elements, and returns what is wrong on this rank; empty if nothing is.
-  std::string test(CommOp op, DType type, int64_t n, int root) {
-    const int64_t g = ranks_.size(), me = ranks_.rank();
-    if (op == CommOp::all_to_all) n = std::max<int64_t>(1, n / g) * g;
+  /// Runs the operation on n elements, and returns what is wrong on this rank; empty if nothing is. `uneven`: an
+  /// all_to_all of pieces of up to twice the length, some of them empty.
+  std::string test(CommOp op, DType type, int64_t n, int root, bool uneven = false) {
+    const int64_t g = ranks_.size(), me = ranks_.rank(), part = std::max<int64_t>(1, n / g);
+    const auto piece = [&](int64_t from, int64_t to) { return uneven ? (2 * from + to + c_.round) % 3 * part : part; };
+    std::vector<int64_t> sends, receives;
+    for (int64_t rank = 0; rank < g; ++rank) {
+      sends.push_back(piece(me, rank));
+      receives.push_back(piece(rank, me));
+    }
+    const auto sum_of = [](const std::vector<int64_t>& counts) { return std::reduce(counts.begin(), counts.end()); };
+    const bool exchanges = op == CommOp::all_to_all;
     const comm::Chunk mine = ranks_.chunk(n);
     const bool gathers = op == CommOp::all_gather, scatters = op == CommOp::reduce_scatter;
-    const Buffer in(device_, "verify", {std::max<int64_t>(1, gathers ? mine.count : n)}, type);
-    const Buffer out(device_, "verify", {std::max<int64_t>(1, scatters ? mine.count : n)}, type);
+    const int64_t passed = exchanges ? sum_of(sends) : gathers ? mine.count : n;
+    const int64_t taken = exchanges ? sum_of(receives) : scatters ? mine.count : n;
+    const Buffer in(device_, "verify", {std::max<int64_t>(1, passed)}, type);
+    const Buffer out(device_, "verify", {std::max<int64_t>(1, taken)}, type);
     if (op == CommOp::send && me != 0)  // receives
       device_.clear(in.tensor().data, in.tensor().bytes());
     else
       fill(in, gathers ? mine.begin : 0);
-    const Tensor whole = in.tensor().range(0, gathers ? mine.count : n);
-    const Tensor received = out.tensor().range(0, scatters ? mine.count : n);
+    const Tensor whole = in.tensor().range(0, passed), received = out.tensor().range(0, taken);
     const bool in_place =
         op == CommOp::all_reduce || op == CommOp::reduce || op == CommOp::broadcast || op == CommOp::send;
+    comm::PeerCounts counts{.send = sends, .receive = receives};
+    for (int64_t from = 0; from < g; ++from)
+      for (int64_t to = 0; to < g; ++to) {
+        counts.wire += from == to ? 0 : piece(from, to);
+        counts.longest = std::max(counts.longest, piece(from, to));
+      }
     const double began = now_seconds();
-    start(op, whole, received, root).join(ex_);
+    (uneven ? ranks_.all_to_all(ex_, whole, received, counts) : start(op, whole, received, root)).join(ex_);
     ex_.device.synchronize();
     seconds_ = now_seconds() - began;
     if ((op == CommOp::reduce && me != root) || (op == CommOp::send && me == 0)) return {};
     const HostCopy copy(device_, in_place ? whole : received);
     const Tensor& found = copy.tensor();
     int64_t wrong = 0, first = -1, from = -1;
-    for (int64_t i = 0, owner = 0; i < found.count(); ++i) {
+    for (int64_t i = 0, owner = 0, begin = 0; i < found.count(); ++i) {
       double expected = 0;
       if (op == CommOp::all_reduce || op == CommOp::reduce) expected = sum(i);
       if (scatters) expected = sum(mine.begin + i);
@@ -66,9 +82,11 @@ class Links {
       }
       if (op == CommOp::broadcast) expected = sent(owner = root, i);
       if (op == CommOp::send) expected = sent(owner = 0, i);
-      if (op == CommOp::all_to_all) {
-        owner = i / (n / g);
-        expected = sent(owner, me * (n / g) + i % (n / g));
+      if (exchanges) {
+        while (i >= begin + receives[static_cast<size_t>(owner)]) begin += receives[static_cast<size_t>(owner++)];
+        int64_t at = i - begin;  // among what the owner sends
+        for (int64_t rank = 0; rank < me; ++rank) at += piece(owner, rank);
+        expected = sent(owner, at);
       }
       if (element_of(found, i) == expected) continue;
       ++wrong;
@@ -79,8 +97,8 @@ class Links {
     if (wrong == 0) return {};
     const std::string sender =
         from < 0 ? "" : format(" from rank {}", ranks_.group().members[static_cast<size_t>(from)]);
-    return format("{} along {} of {} {} elements{}: {} wrong, the first is element {}", name_of(op),
-                  ranks_.group().name, n, name_of(type), sender, counted(wrong, "element"), first);
+    return format("{}{} along {} of {} {} elements{}: {} wrong, the first is element {}", uneven ? "uneven " : "",
+                  name_of(op), ranks_.group().name, n, name_of(type), sender, counted(wrong, "element"), first);
   }
 
   int size() const { return ranks_.size(); }
@@ -286,7 +304,8 @@ std::vector<Finding> check_links(Context& c) {
   if (c.world.size() == 1) return skipped("one rank");
   const std::unique_ptr<device::Device> device = c.make_device();
   const std::unique_ptr<comm::World> gpus = comm::gpu_world(c.world, *device, c.between_gpus);
-  mesh::Mesh mesh(gpus ? *gpus : c.world, *device, parallel::mesh_shape(config::sharding_on(c.config, c.world.size())));
+  const sharding::ModelSharding sharding = config::sharding_on(c.config, c.world.size());
+  mesh::Mesh mesh(gpus ? *gpus : c.world, *device, parallel::mesh_shape(sharding));
   const auto [axes, more] = communication_of(c);
   std::set<int64_t> sizes = {1, 7, 4095, 4096, 4097, 65543, (1 << 20) + 1};
   sizes.insert(more.begin(), more.end());
@@ -335,9 +354,23 @@ std::vector<Finding> check_links(Context& c) {
     for (const DType type : types)
       for (const int64_t n : sizes)
         if (const std::string wrong = link->test(CommOp::send, type, n, 0); problem.empty()) problem = wrong;
-  if (c.config.parallel.stages > 1)
+  if (sharding.stages.count > 1)
     findings.push_back(finding_of_senders(
-        c, format("links of {} stages, both ways x {} sizes", c.config.parallel.stages, sizes.size()), problem));
+        c, format("links of {} stages, both ways x {} sizes", sharding.stages.count, sizes.size()), problem));
+  problem.clear();
+  std::set<mesh::AxisSet> of_experts;
+  for (const sharding::Layer& layer : sharding.layers) of_experts.insert(sharding.wide(layer.experts));
+  of_experts.erase(0);
+  for (const mesh::AxisSet set : of_experts) {
+    Links links(c, *device, mesh.along(set, comm::Purpose::critical));
+    for (const DType type : types)
+      for (const int64_t n : sizes)
+        if (const std::string wrong = links.test(CommOp::all_to_all, type, n, 0, true); problem.empty())
+          problem = wrong;
+  }
+  if (!of_experts.empty())
+    findings.push_back(
+        finding_of_senders(c, format("exchange of experts' rows, uneven, x {} sizes", sizes.size()), problem));
   std::ranges::move(check_pairs(c, *device, mesh.world()), std::back_inserter(findings));
   return findings;
 }

@@ -81,7 +81,7 @@ namespace {
 
 /// One layer of the run with at most this many features, for a test of a device on its own.
 Small device_model(const Context& c) {
-  constexpr int64_t kMostFeatures = 512, kMostTokens = 128, kMostVocab = 2048;
+  constexpr int64_t kMostFeatures = 512, kMostTokens = 128, kMostVocab = 2048, kMostExperts = 8;
   Small model{on_one_rank(c.config), std::min(c.vocab, kMostVocab)};
   config::Config& m = model.config;
   m.model.n_layer = 1;
@@ -100,7 +100,11 @@ Small device_model(const Context& c) {
   m.model.n_head = share(m.model.n_head, per_kv);
   m.model.n_kv_head = m.model.n_head / per_kv;
   m.model.d_model = part < 1 ? share(m.model.d_model, head) : m.model.d_model;
-  m.model.d_ff = share(m.model.d_ff, 1);
+  for (int64_t config::Model::*width : {&config::Model::d_ff, &config::Model::d_expert, &config::Model::d_shared})
+    if (m.model.*width > 0) m.model.*width = share(m.model.*width, 1);
+  m.model.moe_every = 1;
+  m.model.n_expert = std::min(m.model.n_expert, kMostExperts);
+  m.model.experts_per_token = std::min(m.model.experts_per_token, m.model.n_expert);
   return model;
 }
 

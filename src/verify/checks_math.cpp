@@ -82,22 +82,38 @@ std::string count_by_norm(Context& c) {
   return wrong_norm_of_ones(SmallRun(c.world, c.make_cpu(), {}, model, DType::f64).trainer());
 }
 
+/// Returns what is wrong with how often the layout chose each expert; empty if nothing is.
+std::string wrong_choices(const std::vector<double>& layout, const std::vector<double>& one, int64_t experts) {
+  for (size_t i = 0; i < one.size(); ++i)
+    if (layout[i] != one[i])
+      return format("{} rows chose expert {} of layer {} among those with experts, on one rank {}", layout[i],
+                    static_cast<int64_t>(i) % experts, static_cast<int64_t>(i) / experts, one[i]);
+  return {};
+}
+
 }  // namespace
 
 std::vector<Finding> check_gradients(Context& c) {
-  const Comparison& found = c.exact(Clip::never).gradients;
+  const Exact& layout = c.exact(Clip::never);
+  const Comparison& found = layout.gradients;
   std::vector<Finding> findings = {
       finding_of(c, found, format("{} tensors, layout against one rank, fp64", found.tensors))};
+  if (const int64_t experts = c.small.config.model.n_expert; experts > 0)
+    findings.push_back(
+        verify::finding_of(c, format("rows of each of {} experts, fp64", experts),
+                           wrong_choices(layout.chosen, c.one_rank(DType::f64, Clip::never).chosen, experts)));
   const DType type = c.machine.compute;
   if (type == DType::f64) return findings;
   // The run's type and device on one rank: within the rounding that the CPU's fp32 measures. In bf16, which all
   // implementations round at the same places, within a quarter of that bound.
-  const OneRank &whole = c.one_rank(DType::f64, Clip::never), &rough = c.one_rank(DType::f32, Clip::never);
+  const OneRank &whole = c.one_rank(DType::f64, Clip::never, true), &rough = c.one_rank(DType::f32, Clip::never, true);
+  Small small = c.small;
+  small.given_choices = true;
   const double u = type == DType::bf16 ? 0x1p-8 : 0x1p-24, share = type == DType::bf16 ? 0x1p-2 : 1;
   const std::string kind = format("the run's type ({}, {})", name_of(type), setup::device_text(c.machine));
   Tensors own;
   c.world.control().run_on_all_ranks([&] {
-    Small one = c.small;
+    Small one = small;
     one.config = on_one_rank(one.config);
     const std::unique_ptr<comm::World> solo = comm::solo_world();
     SmallRun run(*solo, c.make_device(), {}, one, type);
@@ -112,7 +128,7 @@ std::vector<Finding> check_gradients(Context& c) {
       c, compare(c.world, parts, whole.gradients, rounding_bounds(whole.gradients, rough.gradients, share * u)),
       kind + ", one rank against fp64"));
   // The run's transport, too: at most twice the error of one rank.
-  SmallRun run(c.world, c.make_device(), c.between_gpus, c.small, type);
+  SmallRun run(c.world, c.make_device(), c.between_gpus, small, type);
   run.step(1, [&] {
     const Bounds bounds = typed_bounds(whole.gradients, own, u);
     findings.push_back(finding_of(c, compare(c.world, gradients_of(run.trainer()), whole.gradients, bounds),
@@ -127,8 +143,9 @@ std::vector<Finding> check_norm(Context& c) {
     const Exact& layout = c.exact(clip);
     const OneRank &whole = c.one_rank(DType::f64, clip), &rough = c.one_rank(DType::f32, clip);
     const char* how = clip == Clip::never ? "not clipped" : "clipped";
+    constexpr size_t kCount = std::size(kLosses);
     for (size_t i = 0; i < layout.losses.size(); ++i)
-      losses.push_back({format("{} of step {}, {}", i % 2 == 0 ? "loss" : "z-loss", i / 2 + 1, how), layout.losses[i],
+      losses.push_back({format("{} of step {}, {}", kLosses[i % kCount], i / kCount + 1, how), layout.losses[i],
                         whole.losses[i], rough.losses[i]});
     for (size_t i = 0; i < layout.norms.size(); ++i)
       norms.push_back({format("step {}, {}", i + 1, how), layout.norms[i], whole.norms[i], rough.norms[i]});
@@ -230,6 +247,7 @@ std::vector<Finding> check_update(Context& c) {
 
 std::vector<Finding> check_derivative(Context& c) {
   Small model = c.model(DType::f64, Clip::never);
+  model.given_choices = true;  // the loss of other experts is another function
   config::Config& one = model.config = on_one_rank(model.config);
   one.optim.lr = one.optim.min_lr = one.optim.weight_decay = 0;  // keeps the weights
   double measured = 0, expected = 0;                             // along the sign of the gradient g; g · sign(g)
@@ -255,7 +273,8 @@ std::vector<Finding> check_derivative(Context& c) {
           }
       store.refresh_compute();
       const train::Trainer::Outcome outcome = run.step(1);  // with the same masks of dropout
-      return outcome.loss + outcome.z_loss;
+      return outcome.loss + outcome.z_loss + one.train.balance_loss * outcome.balance_loss +
+             one.train.router_z_loss * outcome.router_z_loss;
     };
     // Four points: the third derivative along all weights together is large.
     constexpr double kStep = 0x1p-20;

@@ -86,10 +86,35 @@ Small Context::model(DType type, Clip clip) {
   return model;
 }
 
-const OneRank& Context::one_rank(DType type, Clip clip) {
-  if (const auto found = one_rank_.find({type, clip}); found != one_rank_.end()) return found->second;
+namespace {
+
+void add_losses(const train::Trainer::Outcome& outcome, std::vector<double>& losses) {
+  losses.insert(losses.end(), {outcome.loss, outcome.z_loss, outcome.balance_loss, outcome.router_z_loss});
+}
+
+/// Returns how often each expert was chosen in the last step. Collective.
+std::vector<double> choices_of(train::Trainer& trainer) {
+  std::vector<double> chosen;
+  if (trainer.routing() == nullptr) return chosen;
+  for (const std::vector<int64_t>& layer : trainer.expert_statistics().counts)
+    chosen.insert(chosen.end(), layer.begin(), layer.end());
+  return chosen;
+}
+
+void add(CommBytes& sum, const CommBytes& more) {
+  for (const auto& [axis, operations] : more)
+    for (const auto& [operation, count] : operations) sum[axis][operation] += count;
+}
+
+}  // namespace
+
+const OneRank& Context::one_rank(DType type, Clip clip, bool given_choices) {
+  given_choices &= small.config.model.n_expert > 0;
+  const std::tuple key(type, clip, given_choices);
+  if (const auto found = one_rank_.find(key); found != one_rank_.end()) return found->second;
   OneRank result;
   Small one = model(type, clip);
+  one.given_choices = given_choices;
   one.config = on_one_rank(one.config);
   world.control().run_on_all_ranks([&] {
     const std::unique_ptr<comm::World> solo = comm::solo_world();
@@ -98,12 +123,13 @@ const OneRank& Context::one_rank(DType type, Clip clip) {
       const train::Trainer::Outcome outcome = run.step(n, [&] {
         if (n == 1) result.gradients = gather(gradients_of(run.trainer()).owned);
       });
-      result.losses.insert(result.losses.end(), {outcome.loss, outcome.z_loss});
+      add_losses(outcome, result.losses);
       result.norms.push_back(outcome.norm.norm);
     }
+    result.chosen = choices_of(run.trainer());
     result.state = gather(state_of(run.trainer()).owned);
   });
-  return one_rank_[{type, clip}] = std::move(result);  // not if a run failed
+  return one_rank_[key] = std::move(result);  // not if a run failed
 }
 
 const Exact& Context::exact(Clip clip) {
@@ -112,6 +138,10 @@ const Exact& Context::exact(Clip clip) {
   const OneRank &whole = one_rank(DType::f64, clip), &rough = one_rank(DType::f32, clip);
   const Small exactly = model(DType::f64, clip);
   SmallRun run(world, make_cpu(), {}, exactly, DType::f64);
+  const std::unique_ptr<comm::World> dry_world = comm::dry_world(world.size(), world.rank());
+  device::DryDevice dry(machine.threads, machine.isa);
+  train::Trainer planned(dry, *dry_world, exactly.config, exactly.vocab, DType::f64);
+  planned.plan();
   using Kind = config::Fault::Kind;
   for (int64_t n = 1; n <= steps_of(clip); ++n) {
     if (n == 2) run.plant(faults, Kind::weight);
@@ -122,22 +152,16 @@ const Exact& Context::exact(Clip clip) {
       result.gradients = compare(world, gradients_of(run.trainer()), whole.gradients,
                                  rounding_bounds(whole.gradients, rough.gradients));
     });
-    result.losses.insert(result.losses.end(), {outcome.loss, outcome.z_loss});
+    add_losses(outcome, result.losses);
     result.norms.push_back(outcome.norm.norm);
+    add(result.predicted, run.trainer().expected_comm_bytes(run.trainer().comm_bytes_per_step()));
+    add(result.planned, run.trainer().expected_comm_bytes(planned.comm_bytes_per_step()));
   }
+  result.chosen = choices_of(run.trainer());
   if (result.padding.empty()) result.padding = run.written_padding(SmallRun::Padding::weights);
   result.state = compare(world, state_of(run.trainer()), whole.state, rounding_bounds(whole.state, rough.state));
   result.counted = run.trainer().comm_bytes(run.trainer().meter().comm());
-  result.predicted = run.trainer().comm_bytes_per_step();
   result.samples = run.samples();
-  const std::unique_ptr<comm::World> dry_world = comm::dry_world(world.size(), world.rank());
-  device::DryDevice dry(machine.threads, machine.isa);
-  train::Trainer planned(dry, *dry_world, exactly.config, exactly.vocab, DType::f64);
-  planned.plan();
-  result.planned = planned.comm_bytes_per_step();
-  for (CommBytes* bytes : {&result.predicted, &result.planned})
-    for (auto& [axis, operations] : *bytes)
-      for (auto& [operation, count] : operations) count *= steps_of(clip);
   return exact_[clip] = std::move(result);
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "data/mixture.h"
@@ -18,17 +19,20 @@ namespace trainer::verify {
 
 /// The results of steps on one rank.
 struct OneRank {
-  std::vector<double> losses, norms;  // by step; the loss and the z-loss of each
+  std::vector<double> losses, norms;  // by step; kLosses of each
+  std::vector<double> chosen;         // by layer with experts: how often each expert was, in the last step
   Tensors gradients;                  // after the first step
   Tensors state;                      // after the last step
 };
+inline constexpr const char* kLosses[] = {"loss", "z-loss", "balance loss", "router z-loss"};
 
 /// The results of steps of the layout in f64 on CPUs, compared with one rank.
 struct Exact {
   std::vector<double> losses, norms;      // as OneRank's; this rank's
+  std::vector<double> chosen;             // as OneRank's, of all ranks
   Comparison gradients;                   // after the first step
   Comparison state;                       // after the last step
-  CommBytes counted, predicted, planned;  // by the meter, by the trainer's plan times the steps, by a dry world
+  CommBytes counted, predicted, planned;  // by the meter, by the trainer's plan of the steps, by a dry world
   std::vector<int64_t> samples;           // that this rank's replica drew
   std::string padding;                    // padding that was written on this rank; empty: none
 };
@@ -41,8 +45,9 @@ class Context {
   Context(comm::World& world, const config::Config& config, const Options& options);
 
   /// Returns the steps of one rank on this rank's CPU: one step that is not clipped, or kSteps that are. Collective:
-  /// all ranks throw if one fails.
-  const OneRank& one_rank(DType type, Clip clip);
+  /// all ranks throw if one fails. `given_choices`: of experts, if the model has any; runs in types that round
+  /// differently can be compared then, since the choice of an expert is not continuous.
+  const OneRank& one_rank(DType type, Clip clip, bool given_choices = false);
   /// Returns the same steps of the layout in f64, compared with one rank. Collective.
   const Exact& exact(Clip clip);
   /// Returns the model of `type` for these steps.
@@ -68,7 +73,7 @@ class Context {
 
  private:
   std::shared_ptr<std::atomic<double>> delay_;
-  std::map<std::pair<DType, Clip>, OneRank> one_rank_;
+  std::map<std::tuple<DType, Clip, bool>, OneRank> one_rank_;
   std::map<Clip, Exact> exact_;
 };
 

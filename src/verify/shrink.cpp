@@ -53,20 +53,24 @@ void minimize(config::Config& c, const config::Config& full, int64_t world, int6
 /// One period of kinds of layers, at least two layers; with stages, two in each chunk that has layers.
 void cut_layers(config::Config& c, const config::Config& full) {
   config::Model& m = c.model;
-  const int64_t period = std::lcm(std::max<int64_t>(1, m.window > 0 ? m.window_full_every : 1),
-                                  std::max<int64_t>(1, config::nope_interval(m)));
-  const auto specs = static_cast<int64_t>(c.parallel.layer.size());
+  const int64_t period = std::lcm(std::lcm(std::max<int64_t>(1, m.window > 0 ? m.window_full_every : 1),
+                                           std::max<int64_t>(1, config::nope_interval(m))),
+                                  m.moe_every);
+  int64_t of_specs = 0;  // layers; each has a whole period of those with experts, and begins at the same place in it
+  for (config::LayerSpec& spec : c.parallel.layer) {
+    const bool last = &spec == &c.parallel.layer.back();
+    spec.layers = last ? 0 : spec.layers > m.moe_every ? m.moe_every + spec.layers % m.moe_every : spec.layers;
+    of_specs += last ? m.moe_every : spec.layers;
+  }
   std::vector<int64_t>& chunks = c.parallel.stage_layers;
   const int64_t filled = std::ssize(chunks) - std::ranges::count(chunks, 0);
-  m.n_layer = std::min(m.n_layer, std::max({int64_t{2}, 2 * filled, period, specs}));
+  m.n_layer = std::min(m.n_layer, std::max({int64_t{2}, 2 * filled, period, of_specs}));
   int64_t at = 0;  // among the chunks with layers
   for (int64_t& layers : chunks)
     if (layers > 0) {
       layers = m.n_layer * (at + 1) / filled - m.n_layer * at / filled;
       ++at;
     }
-  for (config::LayerSpec& spec : c.parallel.layer) spec.layers = 1;
-  if (specs > 0) c.parallel.layer.back().layers = 0;
   const auto some = [&](int64_t layers) {
     return layers >= full.model.n_layer ? m.n_layer : std::min<int64_t>(layers, 1);
   };
@@ -100,7 +104,15 @@ Small shrink(const config::Config& full, int64_t world) {
   if (own_head)
     minimize(c, resolved, world, m.d_model / kHeadSize,
              [](config::Config& t, int64_t v) { t.model.d_model = v * kHeadSize; });
-  minimize(c, resolved, world, m.d_ff / kHeadSize, [](config::Config& t, int64_t v) { t.model.d_ff = v * kHeadSize; });
+  const int64_t chosen = std::min<int64_t>(m.experts_per_token, 2);
+  if (m.n_expert >= 2 * chosen) {
+    m.experts_per_token = chosen;
+    minimize(c, resolved, world, m.n_expert / chosen,
+             [&](config::Config& t, int64_t v) { t.model.n_expert = v * chosen; });
+  }
+  for (int64_t config::Model::*width : {&config::Model::d_ff, &config::Model::d_expert, &config::Model::d_shared})
+    minimize(c, resolved, world, m.*width / kHeadSize,
+             [&](config::Config& t, int64_t v) { t.model.*width = v * kHeadSize; });
   minimize(c, resolved, world, world, [](config::Config& t, int64_t v) { t.model.vocab_multiple = v * kHeadSize; });
   minimize(c, resolved, world, c.train.micro_batch, [](config::Config& t, int64_t v) { t.train.micro_batch = v; });
   c.train.global_batch = accumulation_of(full, c.parallel.data) * c.train.micro_batch * c.parallel.data;

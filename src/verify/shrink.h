@@ -6,11 +6,13 @@ namespace trainer::verify {
 
 struct Small {
   config::Config config;
-  int64_t vocab = 0;  // without padding
+  int64_t vocab = 0;           // without padding
+  bool given_choices = false;  // experts are those of given_choices() (small_run.h), not those that routers choose
 };
 
-/// Returns the configuration of the same family, layout and features with small sizes: at least two layers, and twice
-/// the smallest number of heads, feed-forward size and vocabulary that the layout permits on `world` ranks. A step has
+/// Returns the configuration of the same family, layout and features with small sizes: at least two layers, at most two
+/// experts for each token, and twice the smallest number of heads, feed-forward size, number and size of experts, and
+/// vocabulary that the layout permits on `world` ranks. A step has
 /// two micro-batches if that of `config` has several. With pipeline stages, chunks have two layers, or none as those of
 /// `config`, and a step has up to two micro-batches for each stage. `config` must be resolved, with a layout that fits
 /// and layers of stages that are chosen.

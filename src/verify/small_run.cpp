@@ -30,6 +30,26 @@ SmallRun::SmallRun(comm::World& world, std::unique_ptr<device::Device> device, c
   trainer_->plan();
   trainer_->store().initialize(static_cast<uint64_t>(small.config.run.seed));
   trainer_->meter().reset();
+  if (!small.given_choices || trainer_->routing() == nullptr) return;
+  const config::Model& m = small.config.model;
+  const int64_t rows = trainer_->micro_batch() * m.seq_len;
+  const std::vector<int32_t> choices = given_choices(m, trainer_->replica() * rows, rows);
+  choices_ = Buffer(*device_, "verify", {moe_layers(m) * rows, m.experts_per_token}, DType::i32);
+  device_->copy_to_device(choices_.tensor().data, choices.data(), choices_.tensor().bytes());
+  trainer_->routing()->choices = choices_;
+}
+
+std::vector<int32_t> given_choices(const config::Model& model, int64_t first, int64_t rows) {
+  const PhiloxKey key = philox_key(1, "verify.choices");
+  std::vector<int32_t> choices;
+  for (int64_t layer = 0; layer < moe_layers(model); ++layer)
+    for (int64_t row = first; row < first + rows; ++row) {
+      const Philox4 draws = philox_block(key, static_cast<uint64_t>(row), static_cast<uint32_t>(layer));
+      const int64_t expert = static_cast<int64_t>(std::min(draws[0], draws[1])) * model.n_expert >> 32;
+      for (int64_t j = 0; j < model.experts_per_token; ++j)
+        choices.push_back(static_cast<int32_t>((expert + j) % model.n_expert));
+    }
+  return choices;
 }
 
 namespace {

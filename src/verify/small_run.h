@@ -8,6 +8,7 @@
 #include "comm/gpu_transport.h"
 #include "config/faults.h"
 #include "setup/machine.h"
+#include "tensor/buffer.h"
 #include "train/trainer.h"
 #include "verify/shrink.h"
 
@@ -15,6 +16,10 @@ namespace trainer::verify {
 
 /// The steps of the longest run; its learning rate warms up for two of them.
 inline constexpr int64_t kSteps = 3;
+
+/// Returns choices of experts [layers, rows, k] that depend only on the place of a row in the micro-batches of all
+/// replicas together, from `first` on. Their loads are uneven: the first experts have most rows.
+std::vector<int32_t> given_choices(const config::Model& model, int64_t first, int64_t rows);
 
 class SmallRun {
  public:
@@ -50,6 +55,7 @@ class SmallRun {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<comm::World> carrier_;  // transfers tensors between GPUs; null: the world does
   std::unique_ptr<train::Trainer> trainer_;
+  Buffer choices_;  // Small::given_choices
   int64_t vocab_;
   DType compute_;
   std::vector<int64_t> samples_;

@@ -61,14 +61,18 @@ class Verify(rig.Runs):
         self.assertEqual(self.passed(checks), {"links", "bytes", "transport", "resume"})
         self.assertTrue(any(check["checked"].startswith("links of 2 stages, both ways") for check in checks), checks)
 
-    def test_the_configuration_for_stages_passes_in_a_minute(self):
-        config = pathlib.Path(__file__).parents[2] / "configs/pipeline.toml"
-        shutil.copy(config, self.folder / "config.toml")
-        checks, document = self.verify("data.train=text.txt", only="gradients,links,resume")
-        self.assertEqual(self.passed(checks), {"gradients", "links", "resume"})
-        self.assertEqual((document["layout"], document["ranks"]), ("2 stages (1f1b), tensor 2, data 1", 4))
-        if document["complete"]:
-            self.assertLess(document["seconds"], 60)
+    def test_configurations_for_stages_and_experts_pass_in_a_minute(self):
+        only, divided = "gradients,links,resume", ("parallel.strategy=fsdp", "parallel.shards=4", "parallel.experts=2")
+        for name, sets, layout in (("pipeline", (), "2 stages (1f1b), tensor 2, data 1"),
+                                   ("moe-quickstart", ("parallel.data=2",), "data 2"),
+                                   ("qwen3-moe", divided, "shards 4, experts 2, data 1")):
+            with self.subTest(name):
+                shutil.copy(pathlib.Path(__file__).parents[2] / f"configs/{name}.toml", self.folder / "config.toml")
+                checks, document = self.verify("data.train=text.txt", *sets, only=only)
+                self.assertEqual(self.passed(checks), set(only.split(",")))
+                self.assertEqual(document["layout"], layout)
+                if document["complete"]:
+                    self.assertLess(document["seconds"], 60)
 
     def test_updates_in_the_type_of_the_run_are_those_of_one_cpu(self):
         checks, _ = self.verify("parallel.zero_stage=1", "parallel.data=2", "train.micro_batch=1", "optim.name=muon",

@@ -14,7 +14,8 @@ struct Planted {
   int rank;
   const char* instead_of_replicas = "parallel.data=2";
 };
-constexpr const char* kStages = "parallel.stages=2";  // ranks 0 and 1 are the first one
+constexpr const char* kStages = "parallel.stages=2";    // ranks 0 and 1 are the first one
+constexpr const char* kExperts = "parallel.experts=2";  // ranks 0 and 1 have the first half of the experts
 
 // Megatron's ranks 0 and 2 have the first half of a matrix, ranks 1 and 3 the second one; vectors of blocks are on all.
 // A flip of bit 14 of 52 changes a number by 4e-12.
@@ -45,12 +46,17 @@ constexpr Planted kPlanted[] = {
     {"gradient:2:wte:5:20", "gradients", 2, kStages},  // in the last stage's copy of the table
     {"weight:3:blocks.2.mlp.down.weight:1500:50", "update", 3, kStages},
     {"file:2:0", "resume", 2, kStages},
+    {"gradient:3:blocks.1.mlp.experts.down.weight:5200:20", "gradients", 3, kExperts},
+    {"gradient:1:blocks.1.mlp.router.weight:7:14", "gradients", 1, kExperts},
+    {"weight:2:blocks.1.mlp.router.weight:7:50", "update", 2, kExperts},
+    {"message:2:8", "links", 2, kExperts},
 };
-static_assert(std::size(kPlanted) == 26);
+static_assert(std::size(kPlanted) == 30);
 
 class Faults : public testing::TestWithParam<Planted> {};
 INSTANTIATE_TEST_SUITE_P(Verify, Faults, testing::ValuesIn(kPlanted), [](const auto& test) {
-  std::string name = (test.param.instead_of_replicas == kStages ? "stages_" : "") + std::string(test.param.fault);
+  std::string name = test.param.instead_of_replicas;
+  name = name.substr(name.find('.') + 1) + "_" + test.param.fault;
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   return name;
 });
@@ -58,13 +64,17 @@ INSTANTIATE_TEST_SUITE_P(Verify, Faults, testing::ValuesIn(kPlanted), [](const a
 TEST_P(Faults, AreFoundAndTheirRankIsNamed) {
   const auto& [fault, check, rank, replicas] = GetParam();
   const std::string folder = testing::TempDir() + "/verify-" + std::to_string(::getpid());
+  std::vector<std::string> sets = {format("debug.inject=[\"{}\"]", fault), format("run.dir={}", folder), replicas};
+  if (std::string_view(replicas) == kExperts)  // in every second layer
+    for (const char* set :
+         {"model.arch=mixtral", "model.n_expert=8", "model.d_expert=64", "model.moe_every=2", "train.micro_batch=2"})
+      sets.emplace_back(set);
   const config::Config config = config::load_text(
       "[model]\nn_layer = 4\nn_head = 4\nd_model = 64\nd_ff = 128\nseq_len = 32\n[data]\ntokenizer = \"train\"\n"
       "vocab_size = 500\n[train]\nglobal_batch = 4\nmicro_batch = 1\n[parallel]\nstrategy = \"megatron-1d\"\ntensor = "
       "2\n"
       "transport = \"threads\"\n[run]\nthreads = 1\ndevice = \"cpu\"\n",
-      "verify.toml", {format("debug.inject=[\"{}\"]", fault), format("run.dir={}", folder), replicas},
-      {.files = false});
+      "verify.toml", sets, {.files = false});
   comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
     const Report report = verify(world, config, {.only = {check}});
     EXPECT_EQ(exit_status_of(report), exit_status(Code::difference));

@@ -10,6 +10,7 @@
 #include "config/layouts.h"
 #include "config/load.h"
 #include "config/resolve.h"
+#include "config/sharding_spec.h"
 #include "config/strategies.h"
 #include "verify/compare.h"
 #include "verify/context.h"
@@ -18,11 +19,11 @@
 namespace trainer::verify {
 namespace {
 
-config::Config configure(const std::vector<std::string>& sets) {
-  return config::load_text(
-      "[model]\nn_layer = 6\nn_head = 24\nd_model = 1536\nd_ff = 5760\nseq_len = 512\n"
-      "[train]\nglobal_batch = 384\nmicro_batch = 48\n",
-      "verify.toml", sets, {.files = false, .plans = true});
+config::Config configure(const std::vector<std::string>& sets, const std::string& d_ff = "d_ff = 5760\n",
+                         bool plans = true) {
+  return config::load_text("[model]\nn_layer = 6\nn_head = 24\nd_model = 1536\nseq_len = 512\n" + d_ff +
+                               "[train]\nglobal_batch = 384\nmicro_batch = 48\n",
+                           "verify.toml", sets, {.files = false, .plans = plans});
 }
 
 TEST(Shrink, KeepsTheLayoutOf200RandomLayouts) {
@@ -102,6 +103,62 @@ TEST(Shrink, CutsSubgroupsOfOffloadedStates) {
   const int64_t d = small.config.model.d_model;
   EXPECT_GE(small.config.offload.subgroup, 64);
   EXPECT_LT(small.config.offload.subgroup, 4 * d * d);  // less than a layer's attention
+}
+
+TEST(Shrink, KeepsTheStructureOfExperts) {
+  const auto experts = [](std::vector<std::string> sets) {
+    for (const char* set : {"model.arch=qwen2_moe", "model.d_expert=704", "train.global_batch=384", "parallel.data=1"})
+      sets.push_back(set);
+    return configure(sets, "", /*plans=*/false);
+  };
+  const auto shrunk = [&](const config::Config& trial, int64_t world) {
+    const config::Config small = shrink(trial, world).config;
+    EXPECT_TRUE(config::broken_rules(small).empty());
+    EXPECT_EQ(config::layout_text(small), config::layout_text(trial));
+    const config::Model& m = small.model;
+    return std::vector{m.n_layer, m.n_expert, m.experts_per_token, m.d_expert, m.d_shared, m.d_ff};
+  };
+  using Sizes = std::vector<int64_t>;
+  const std::string fsdp = "parallel.strategy=fsdp";
+  const std::vector<std::string> many = {"model.n_expert=60", "model.experts_per_token=4", "model.d_shared=5632"};
+  EXPECT_EQ(shrunk(experts(many), 1), Sizes({2, 4, 2, 32, 32, 0}));
+  std::vector<std::string> divided = many;
+  divided.insert(divided.end(), {fsdp, "parallel.shards=6", "parallel.experts=6"});
+  EXPECT_EQ(shrunk(experts(divided), 6), Sizes({2, 12, 2, 32, 32, 0}));
+  EXPECT_EQ(shrunk(experts({"model.n_expert=8", "parallel.tensor=2", "parallel.experts=4"}), 8),
+            Sizes({2, 8, 2, 32, 0, 0}));
+  EXPECT_EQ(
+      shrunk(experts({"model.moe_every=3", "model.n_expert=3", "model.experts_per_token=2", "model.d_ff=5760"}), 1),
+      Sizes({3, 3, 2, 32, 0, 32}));
+  // Each sharding spec has layers of both kinds, as before: 0 to 2 and 3 on.
+  config::Config tables = experts(
+      {"model.moe_every=2", "model.n_expert=8", "model.d_ff=5760", fsdp, "parallel.shards=2", "parallel.experts=2"});
+  config::set_tables(tables, config::sharding_of(tables));
+  tables.parallel.layer.push_back(tables.parallel.layer.front());
+  tables.parallel.layer.front().layers = 3;
+  const config::Config small = shrink(tables, 2).config;
+  EXPECT_EQ(small.model.n_layer, 5);
+  EXPECT_EQ(small.parallel.layer.front().layers, 3);
+}
+
+TEST(GivenChoices, AreDistinctAndUnevenAndDependOnTheRow) {
+  config::Model model;
+  model.n_layer = 4;
+  model.moe_every = 2;
+  model.n_expert = 8;
+  model.experts_per_token = 3;
+  const std::vector<int32_t> all = given_choices(model, 0, 64), half = given_choices(model, 32, 32);
+  ASSERT_EQ(all.size(), 2 * 64 * 3);
+  EXPECT_TRUE(std::equal(half.begin(), half.begin() + 32 * 3, all.begin() + 32 * 3));
+  EXPECT_FALSE(std::equal(all.begin(), all.begin() + 64 * 3, all.begin() + 64 * 3)) << "layers differ";
+  int64_t below = 0;
+  for (size_t i = 0; i < all.size(); i += 3) {
+    const std::set<int32_t> row(all.begin() + i, all.begin() + i + 3);
+    EXPECT_EQ(row.size(), 3);
+    EXPECT_TRUE(*row.begin() >= 0 && *row.rbegin() < 8);
+    below += std::ranges::count_if(row, [](int32_t expert) { return expert < 4; });
+  }
+  EXPECT_GT(below, std::ssize(all) * 0.55);
 }
 
 TEST(OneRank, HasTheSamplesOfAllReplicasInAMicroStep) {
