@@ -13,8 +13,10 @@ namespace trainer::parallel {
 Strategy::Strategy(mesh::Mesh& mesh, ParamStore& store, sharding::ModelSharding sharding, bool overlap)
     : store_(store),
       sharding_(std::move(sharding)),
-      ranks_(sharding_.ranks_of_stage() == 1 ? Ranks()
-                                             : Ranks(mesh, overlap && sharding_.overlap, sharding_.wide_sums)) {}
+      // A single rank of a stage adds no partial sums, but the loads of its experts are those of all replicas.
+      ranks_(sharding_.ranks_of_stage() * sharding_.ranks(sharding_.data()) == 1
+                 ? Ranks()
+                 : Ranks(mesh, overlap && sharding_.overlap, sharding_.ranks_of_stage() > 1 && sharding_.wide_sums)) {}
 
 Strategy::Strategy(ParamStore& store, int64_t n_layer) : store_(store), sharding_{.layers = {{.count = n_layer}}} {}
 
