@@ -10,38 +10,34 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/emulation/emulator.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda/ops.h"
 #include "ops/grouped_gemm.h"
 #include "ops/routing.h"
 #include "tensor/exec.h"
-#ifdef TRAINER_EMULATED_CUDA
-#include "emulator.h"
-#endif
+
+namespace emulator {
+[[gnu::weak]] void set_order(Order order);  // defined only in programs that are linked with the emulated runtime
+}
 
 namespace trainer::ops::testing {
 
+inline bool emulated() { return emulator::set_order != nullptr; }
+
 inline bool on_cuda() {
-#ifdef TRAINER_EMULATED_CUDA
-  return true;
-#else
+  if (emulated()) return true;
   const char* requested = std::getenv("TRAINER_TEST_DEVICE");
   return requested != nullptr && std::string_view(requested) == "cuda";
-#endif
 }
 
 /// Calls fn for every order in which the device may start blocks and threads; an emulated one tries three.
 template <typename F>
 void for_each_order(F&& fn) {
-#ifdef TRAINER_EMULATED_CUDA
-  for (const auto order : {emulator::Order::ascending, emulator::Order::descending, emulator::Order::shuffled}) {
-    emulator::set_order(order);
+  for (const auto order : {emulator::Order::descending, emulator::Order::shuffled, emulator::Order::ascending}) {
+    if (emulated()) emulator::set_order(order);
     fn();
   }
-  emulator::set_order(emulator::Order::ascending);
-#else
-  for (int i = 0; i < 3; ++i) fn();
-#endif
 }
 
 inline std::unique_ptr<device::Device> make_test_device(int threads, device::Isa isa) {
