@@ -119,6 +119,12 @@ TEST_F(Products, GroupsShareThePlansOfTheNextPowerOfTwo) {
   EXPECT_EQ(heuristics, 2);
   multiply({0, 9, 16, 12});
   EXPECT_EQ(heuristics, 4);
+  Gemm alone = problem.op;  // has plans of its own, which a tuning table may name
+  alone.a = alone.a.row_range(0, 8);
+  alone.b = weights.op.c.row_range(0, 16);
+  alone.c = alone.c.row_range(0, 8);
+  run(machine.ex, alone);
+  EXPECT_EQ(heuristics, 5);
 }
 
 TEST_F(Products, TuningTableNamesTheAlgorithm) {
@@ -201,6 +207,21 @@ TEST_F(Products, AProductWhoseAlgorithmsAreAllRejectedIsComputedInParts) {
   use_gemm_tuning(*machine.device, {});
   Problem problem({24, 40, 16, DType::bf16, DType::f32, false, true, Ending::none, 8});
   EXPECT_THROW(run(machine.ex, problem.op), Error);
+}
+
+TEST_F(Products, AGroupWhoseSharedPlanIsRejectedHasItsOwn) {
+  const auto multiply = [&](Problem& problem) {
+    const std::vector<int64_t> rows{problem.op.c.rows()};
+    run(machine.ex, GroupedGemm{problem.op.a, problem.op.b, problem.op.c, rows});
+  };
+  Problem six({6, 40, 16, DType::f32, DType::f32}), five({5, 40, 16, DType::f32, DType::f32});
+  const Warnings warnings;
+  emulator::blas().broken = 3;
+  EXPECT_THROW(multiply(six), Error);
+  emulator::blas().broken = 0;
+  multiply(five);
+  five.expect_result();
+  EXPECT_EQ(emulator::blas().heuristics, 3) << "for eight, six and five rows";
 }
 
 TEST_F(Products, AnErrorOfTheDeviceIsNotARejection) {

@@ -119,8 +119,8 @@ class CublasLt final : public device::Library {
   }
 
  private:
-  /// The same for a GEMM that uses the algorithms of a larger one.
-  bool run_rounded(Exec& ex, const LtProduct& op, const Tensor& workspace) {
+  /// The same for a GEMM that uses the algorithms of a larger one, or its own if the library rejects those.
+  bool run_rounded(Exec& ex, LtProduct op, const Tensor& workspace) {
     const LtProduct larger = rounded_up(op);
     auto [it, is_new] = plans_.try_emplace(key_of(larger, workspace.bytes(), false));
     if (is_new) it->second = proposed(larger, workspace.bytes());
@@ -134,7 +134,8 @@ class CublasLt final : public device::Library {
       }
       drop_refused(plan, op, workspace.bytes(), status);
     }
-    return false;
+    op.varies = LtProduct::Varies::nothing;
+    return run(ex, op, workspace, {});
   }
 
   /// Enqueues the GEMM with an algorithm; `p` describes the GEMM.

@@ -80,8 +80,13 @@ void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProdu
 
 ProductKey key_of(const LtProduct& op, int64_t workspace, bool copy) {
   const auto [m, n, k] = sizes_of(op);
-  const bool flags[] = {
-      op.trans_a, op.trans_b, op.beta != 0, bool(op.bias), op.a.dtype == DType::bf16, op.d.dtype == DType::bf16};
+  const bool flags[] = {op.trans_a,
+                        op.trans_b,
+                        op.beta != 0,
+                        bool(op.bias),
+                        op.a.dtype == DType::bf16,
+                        op.d.dtype == DType::bf16,
+                        op.varies != LtProduct::Varies::nothing};
   int64_t bits = 0;
   for (const bool flag : flags) bits = bits * 2 + flag;
   return {m,
