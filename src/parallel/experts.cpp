@@ -84,8 +84,15 @@ void Experts::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
   const Rows rows = batch.rows();
   if (Scratch moved = ranks_.start_move(ex, home(rows), used(rows), x).finish(ex)) x = std::move(moved);
   Routed& r = s.routed;
+  const bool again = static_cast<bool>(r.choices);
   route(ex, batch, x, r);
-  count_rows(ex, batch, r);
+  count_rows(ex, batch, r, Pass::forward);
+  if (!again && !ex.device.dry() && batch.routing != nullptr && reports_) {
+    const Tensor& counts = exchanges(batch) ? r.all_counts : r.counts;
+    const int64_t lines = r.counts.tensor().rows(), first = exchanges(batch) ? ranks_.index(divided_) * lines : 0;
+    const Tensor own = on_host_.at(counts.data).tensor().row_range(first, lines);
+    batch.routing->count(index_, {own.as<int32_t>(), static_cast<size_t>(own.count())});
+  }
   RowExchange::Sent sent, weights;  // while the shared expert computes
   if (exchanges(batch)) {
     sent = exchange_->start(ex, 0, x, r.order, chosen_);
@@ -157,11 +164,8 @@ void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
   r.place = ex.take("router.place", {n * chosen_}, DType::i32);
   ops::run(ex, ops::SortRows{.choices = r.choices, .order = r.order, .place = r.place, .experts = experts_});
   if (gathered.is_open()) gathered.join(ex);
-  if (again || ex.device.dry() || batch.routing == nullptr) return;
-  if (batch.routing->on_choice) batch.routing->on_choice(index_, first_row, r.logits, r.choices);
-  if (!reports_) return;
-  const Tensor& counts = counts_.get(ex.device, r.counts);
-  batch.routing->count(index_, {counts.as<int32_t>(), static_cast<size_t>(counts.count())});
+  if (!again && !ex.device.dry() && batch.routing != nullptr && batch.routing->on_choice)
+    batch.routing->on_choice(index_, first_row, r.logits, r.choices);
 }
 
 void Experts::activate_shared(Exec& ex, Routed& r) const {
@@ -213,7 +217,7 @@ Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, Gr
     dy = std::move(moved);
   const int64_t n = dy.x.rows(), pairs = n * chosen_;
   const DType type = dy.x.dtype, wide = accumulator_of(type);
-  count_rows(ex, batch, r);
+  count_rows(ex, batch, r, Pass::backward);
   RowExchange::Sent sent;
   if (exchange_) sent = exchange_->start(ex, 0, dy, r.order, chosen_);
   r.dweights = ex.take("experts.dweights", {n * (chosen_ + (shared_ ? 1 : 0))}, wide);

@@ -18,6 +18,8 @@
 //
 // Rows of the loss: the balance loss of a layer is E·Σ f·P, with P the mean of p over rows, and f the share of an
 // expert among the choices, a constant of the gradient, of the micro-step's rows on all replicas or of a sequence.
+#include <map>
+
 #include "parallel/mlp.h"
 #include "parallel/routing.h"
 #include "parallel/row_exchange.h"
@@ -54,8 +56,9 @@ class Experts final : public Mlp {
   /// missing, so that recomputation cannot route differently.
   void route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r);
   bool exchanges(const Batch& batch) const { return exchange_ && batch.cut; }
-  /// Sets the rows of this rank's experts, of the first round, from the counts. Waits for the device.
-  void count_rows(Exec& ex, const Batch& batch, const Routed& r);
+  enum class Pass : uint8_t { forward, backward };
+  /// Sets the rows of this rank's experts, of the first round, from the counts. The forward pass waits for the device.
+  void count_rows(Exec& ex, const Batch& batch, const Routed& r, Pass pass);
   /// Sets the rows of this rank's experts in a round.
   void begin_round(int64_t round);
   /// Returns the rows of x for this rank's experts, sorted, [n·k, H] of which total_ are set; without an exchange.
@@ -97,8 +100,8 @@ class Experts final : public Mlp {
   std::optional<Weights> router_;
   params::SlotId experts_up_ = -1, experts_down_ = -1;  // [E·H, 2F] gate ‖ up and [E·F, H]; F: this rank's
   std::optional<Shared> shared_;
+  std::map<const std::byte*, HostCopy> on_host_;  // counts that the forward pass read, by their address on the device
   // The following members belong to the pass that runs.
-  HostCopy counts_;
   std::vector<int64_t> counted_;   // by expert: rows of this rank's tokens
   std::span<const int64_t> rows_;  // by this rank's experts: rows of the grouped GEMMs
   int64_t first_ = 0, total_ = 0;  // the first of these rows among the sorted ones, and their number

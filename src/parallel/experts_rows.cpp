@@ -9,9 +9,16 @@
 namespace trainer::parallel {
 
 // A dry device has no counts: those of debug.balanced_routing take their place.
-void Experts::count_rows(Exec& ex, const Batch& batch, const Routed& r) {
+void Experts::count_rows(Exec& ex, const Batch& batch, const Routed& r, Pass pass) {
+  Tensor counts = exchanges(batch) ? r.all_counts : r.counts;
+  if (ex.device.dry()) {
+    counts = {};
+  } else {
+    HostCopy& copy = on_host_[counts.data];
+    counts = pass == Pass::forward ? copy.get(ex.device, counts) : copy.tensor();
+  }
   if (exchanges(batch)) {
-    exchange_->plan(ex, r.order.tensor().count() / chosen_, r.all_counts);
+    exchange_->plan(r.order.tensor().count() / chosen_, counts);
     return begin_round(0);
   }
   std::ranges::fill(counted_, 0);
@@ -29,7 +36,6 @@ void Experts::count_rows(Exec& ex, const Batch& batch, const Routed& r) {
       counted_[static_cast<size_t>((first + e) % experts_)] = pairs / experts_ + (e < pairs % experts_);
     return set();
   }
-  const Tensor& counts = counts_.get(ex.device, r.counts);
   for (int64_t i = 0; i < counts.count(); ++i) counted_[static_cast<size_t>(i % experts_)] += counts.as<int32_t>()[i];
   set();
 }

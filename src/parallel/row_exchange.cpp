@@ -28,7 +28,7 @@ void RowExchange::balance(int64_t rows) {
   }
 }
 
-void RowExchange::plan(Exec& ex, int64_t rows, const Tensor& counts) {
+void RowExchange::plan(int64_t rows, const Tensor& counts) {
   const int64_t ranks = ranks_.size(axes_);
   if (!plan_ || rows != rows_) {
     rows_ = rows;
@@ -41,15 +41,14 @@ void RowExchange::plan(Exec& ex, int64_t rows, const Tensor& counts) {
     plan_->set(counts_);
     planned_rows_ = plan_->away(0);
   }
-  if (ex.device.dry()) {
+  if (!counts) {
     balance(rows);
   } else {
-    const Tensor& all = host_.get(ex.device, counts);
-    const int64_t lines = all.rows() / ranks;
+    const int64_t lines = counts.rows() / ranks;
     std::ranges::fill(counts_, 0);
-    for (int64_t line = 0; line < all.rows(); ++line)
+    for (int64_t line = 0; line < counts.rows(); ++line)
       for (int64_t e = 0; e < experts_; ++e)
-        counts_[static_cast<size_t>(line / lines * experts_ + e)] += all.as<int32_t>()[line * experts_ + e];
+        counts_[static_cast<size_t>(line / lines * experts_ + e)] += counts.as<int32_t>()[line * experts_ + e];
   }
   plan_->set(counts_);
 }

@@ -7,7 +7,6 @@
 
 #include "parallel/exchange.h"
 #include "parallel/ranks.h"
-#include "tensor/host_copy.h"
 
 namespace trainer::parallel {
 
@@ -19,9 +18,9 @@ class RowExchange {
 
   /// Starts to gather the counts of all ranks, `all` [ranks · lines, E], given this rank's [lines, E].
   comm::Ticket gather(Exec& ex, const Tensor& counts, const Tensor& all) const;
-  /// Plans the exchange of the choices of `rows` rows per rank, whose counts gather() gathered. On a dry device, which
-  /// has none, choices are those of balanced routing. Waits for the device.
-  void plan(Exec& ex, int64_t rows, const Tensor& counts);
+  /// Plans the exchange of the choices of `rows` rows per rank. `counts`: on the host, those that gather() gathered;
+  /// empty, as on a dry device: those of balanced routing.
+  void plan(int64_t rows, const Tensor& counts);
   int64_t rounds() const { return plan_->rounds(); }
   /// Returns the number of rows that a rank receives in a round, and the most.
   int64_t arriving(int64_t round) { return plan_->arriving(round); }
@@ -71,7 +70,6 @@ class RowExchange {
   std::optional<ExchangePlan> plan_;
   int64_t planned_rows_ = 0;  // rows on the wire with balanced routing
   int64_t unplanned_ = 0;
-  HostCopy host_;
   std::vector<int32_t> counts_, to_experts_, to_sources_;
 };
 
