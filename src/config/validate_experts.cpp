@@ -76,7 +76,7 @@ void check_buffer(const Config& config, Checker& checker) {
       "{} is above {}, the number of ranks that divide the experts; use 1 to {}", p.expert_buffer, ranks, ranks);
 }
 
-/// Rejects what experts cannot be combined with, most of it only for now.
+/// Rejects what experts cannot be combined with.
 void check_combinations(const Config& config, Checker& checker) {
   const struct {
     bool used;
@@ -84,8 +84,6 @@ void check_combinations(const Config& config, Checker& checker) {
     std::string what;
     const char* remedy;  // after the reason, if there is one
   } all[] = {
-      {config.run.device == DeviceChoice::cuda, "run.device", "\"cuda\"", "; use \"cpu\""},
-      // These two stay.
       {config.optim.mup_base_width > 0, "optim.mup_base_width", format("{}", config.optim.mup_base_width),
        ", since the widths of router and experts have no agreed scaling; use 0"},
       {config.debug.replay_every > 0, "debug.replay_every", format("{}", config.debug.replay_every),

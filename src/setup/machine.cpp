@@ -46,10 +46,6 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
     throw Error(Code::config,
                 format("run.device = \"cuda\": {}; use \"auto\" or \"cpu\"", device::cuda::no_device_reason()));
   }
-  if (config.model.n_expert > 0) {  // run.device = "cuda" is refused with experts
-    if (world.first()) log::warning("the GPUs stay idle: models with experts compute on CPUs only");
-    return std::nullopt;
-  }
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 

@@ -150,6 +150,23 @@ TEST_P(EveryModel, CheckpointsPassFromOneBackendToTheOther) {
   }
 }
 
+/// Generates `count` texts, three at a time.
+std::vector<std::vector<int32_t>> texts_of(Tiny& run, size_t count) {
+  train::Generator generator(run.trainer, 3);
+  std::vector<std::vector<int32_t>> texts(count);
+  size_t begun = 0;
+  generator.run([&]() -> std::optional<train::TokenRequest> {
+    if (begun == texts.size()) return std::nullopt;
+    std::vector<int32_t>& text = texts[begun];
+    const auto emit = [&](int32_t id) {
+      text.push_back(id);
+      return true;
+    };
+    return train::TokenRequest{{3, 1, 4}, 20, {.temperature = 0.8, .seed = begun++}, {}, emit};
+  });
+  return texts;
+}
+
 TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   const config::Config c = config_of(GetParam());
   Tiny cpu(c, DType::f32, 2), cuda(nullptr, c, DType::f32, gpu());
@@ -157,22 +174,7 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   cpu.batches(3, c.train.micro_batch, batch);
   const double expected = cpu.trainer.loss_sum(batch);
   EXPECT_NEAR(cuda.trainer.loss_sum(batch), expected, 1e-6 * expected);
-  const auto text_of = [](Tiny& run) {
-    train::Generator generator(run.trainer, 3);
-    std::vector<std::vector<int32_t>> texts(4);
-    size_t begun = 0;
-    generator.run([&]() -> std::optional<train::TokenRequest> {
-      if (begun == texts.size()) return std::nullopt;
-      std::vector<int32_t>& text = texts[begun];
-      const auto emit = [&](int32_t id) {
-        text.push_back(id);
-        return true;
-      };
-      return train::TokenRequest{{3, 1, 4}, 20, {.temperature = 0.8, .seed = begun++}, {}, emit};
-    });
-    return texts;
-  };
-  EXPECT_EQ(text_of(cuda), text_of(cpu));
+  EXPECT_EQ(texts_of(cuda, 4), texts_of(cpu, 4));
   train::check_replicas(cuda.trainer, 1);
 }
 
@@ -293,6 +295,54 @@ TEST_F(OnGpu, EveryRankTakesTheTableOfTheFirst) {
     });
     EXPECT_EQ(refused, 2) << first;
   }
+}
+
+/// A model with experts; `shared`: with a shared one, and a layer without experts.
+config::Config experts(bool shared) {
+  config::Config c = tiny_experts(shared);
+  c.model.n_layer = 2;
+  c.optim.lr = 1e-3;
+  c.parallel.data = 1;
+  return c;
+}
+
+TEST_F(OnGpu, ExpertsFollowTheCpu) {
+  for (const bool shared : {false, true}) {
+    SCOPED_TRACE(shared ? "with a shared expert" : "experts only");
+    config::Config c = experts(shared);
+    const Result cpu = train(c, DType::f32, 3), cuda = train(c, DType::f32, 3, kOnGpu);
+    EXPECT_TRUE(cuda.start == cpu.start);
+    EXPECT_EQ(cuda.choices, cpu.choices);
+    expect_same_gradients(cuda.gradients, cpu.gradients, 1e-5);
+    EXPECT_NEAR(cuda.losses.back(), cpu.losses.back(), 1e-6 * cpu.losses.back());
+    c.debug.balanced_routing = true;  // with the choices of double precision
+    const Result exact = train(c, DType::f64, 1), rounded = train(c, DType::bf16, 1),
+                 half = train(c, DType::bf16, 1, kOnGpu);
+    for (const auto& [name, values] : exact.gradients)
+      EXPECT_LE(relative_error(half.gradients.at(name), values),
+                1.5 * relative_error(rounded.gradients.at(name), values))
+          << name;
+  }
+}
+
+TEST_F(OnGpu, ExpertsHaveTheSameBitsInEveryOrderAndWithRecomputation) {
+  config::Config c = experts(true);
+  const Result first = train(c, DType::bf16, 2, kOnGpu);
+  ops::testing::for_each_order([&] { expect_same_bits(train(c, DType::bf16, 2, kOnGpu), first); });
+  for (const auto mode : {config::Recompute::selective, config::Recompute::full}) {
+    c.train.recompute = mode;
+    expect_same_bits(train(c, DType::bf16, 2, kOnGpu), first);
+  }
+}
+
+TEST_F(OnGpu, ExpertsTakeTheMemoryOfTheirPlanAndGenerateAsOnTheCpu) {
+  const config::Config c = experts(true);
+  Tiny cpu(c, DType::f32, 2), cuda(nullptr, c, DType::f32, gpu());
+  const setup::Machine machine{.threads = 2, .compute = DType::f32, .gpu = device::cuda::devices().front()};
+  cuda.step(1);
+  EXPECT_EQ(cuda.device.memory_total(), setup::plan_run(c, kTinyVocab, machine, true).total);
+  cpu.step(1);
+  EXPECT_EQ(texts_of(cuda, 2), texts_of(cpu, 2));
 }
 
 using CudaTraining = OnGpu;
