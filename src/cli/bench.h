@@ -85,6 +85,8 @@ inline json peak_json(const setup::PeakTracker& peak) { return report::to_json(p
 
 /// Measures the rates of GEMMs, or tunes the algorithms of the GPU's library for them (bench_gemm_verb.cpp).
 json bench_gemm(const Bench& b);
+/// Measures a layer with experts and its grouped GEMMs (bench_experts.cpp).
+json bench_experts(const Bench& b);
 /// Simulates the schedules of optimizer offload at the measured rates of this machine or those of an emulated device
 /// (bench_offload.cpp).
 json bench_offload(const Bench& b);

@@ -238,8 +238,9 @@ int bench_command(const BenchOptions& o) {
   const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
       {"peak", bench_peak},           {"gemm", bench_gemm},
       {"attention", bench_attention}, {"elementwise", bench_elementwise},
-      {"optimizer", bench_optimizer}, {"offload", bench_offload},
-      {"step", bench_step},           {"memory", bench_memory}};
+      {"experts", bench_experts},     {"optimizer", bench_optimizer},
+      {"offload", bench_offload},     {"step", bench_step},
+      {"memory", bench_memory}};
   json document;
   for (const auto& [name, run] : all)
     if (o.what == "all" || o.what == name) document[name] = run(bench);

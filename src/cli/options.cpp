@@ -215,6 +215,7 @@ void add_bench(CLI::App& verb, BenchOptions& o) {
   add_action(verb, "attention", "time the configuration's attention, or common shapes");
   add_number(add_action(verb, "elementwise", "time memory-bound operators"), "--size", o.size, 0,
              "use operands of N bytes; 0: much larger than the caches");
+  add_action(verb, "experts", "time a layer with experts, and grouped GEMMs compared with one GEMM");
   add_number(add_action(verb, "optimizer", "time the AdamW update"), "--size", o.size, 0,
              "use operands of N bytes; 0: much larger than the caches");
   add_number(add_action(verb, "offload", "predict the update time of optimizer offload schedules"), "--size", o.size, 0,

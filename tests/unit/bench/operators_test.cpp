@@ -6,6 +6,7 @@
 
 #include "bench/attention.h"
 #include "bench/elementwise.h"
+#include "bench/experts.h"
 #include "bench/gemm.h"
 #include "bench/optimizer.h"
 #include "rigs/tiny.h"
@@ -88,6 +89,16 @@ TEST(BenchOptimizer, PiecesOfAModelAreItsRangesOfEqualDecay) {
   for (const params::Group& group : run.trainer.store().groups()) elements += group.held.count;
   EXPECT_EQ(std::accumulate(pieces.begin(), pieces.end(), int64_t{0}), elements);
   EXPECT_GT(pieces.size(), run.trainer.store().groups().size()) << "blocks have matrices and vectors";
+}
+
+TEST_F(Benchmarks, MeasureALayerWithExpertsAndItsGroupedGemms) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const ExpertsTime time = bench_experts(ex, tests::tiny_experts(/*shared=*/true).model, dtype, 96, 3);
+    EXPECT_GT(time.gemm_seconds, 0);
+    EXPECT_LT(time.gemm_seconds, time.seconds);
+    const GroupedRate rate = bench_grouped_gemm(ex, dtype, {64, 48, 32}, 4, 2);
+    for (const double ratio : {rate.forward, rate.dx, rate.dw}) EXPECT_GT(ratio, 0);
+  }
 }
 
 TEST_F(Benchmarks, MeasureEachOperatorComparedWithACopy) {
