@@ -64,7 +64,7 @@ class Verify(rig.Runs):
     def test_configurations_for_stages_and_experts_pass_in_a_minute(self):
         only, divided = "gradients,links,resume", ("parallel.strategy=fsdp", "parallel.shards=4", "parallel.experts=2")
         for name, sets, layout in (("pipeline", (), "2 stages (1f1b), tensor 2, data 1"),
-                                   ("moe-quickstart", ("parallel.data=2",), "data 2"),
+                                   ("moe-quickstart", ("parallel.data=2",), "shards 1, data 2"),
                                    ("qwen3-moe", divided, "shards 4, experts 2, data 1")):
             with self.subTest(name):
                 shutil.copy(pathlib.Path(__file__).parents[2] / f"configs/{name}.toml", self.folder / "config.toml")
