@@ -2,7 +2,7 @@
 """Draws random layouts and models, runs `trainer verify` on each, and reports every check that fails: on intact machines all
 of them are false alarms. Slow: some seconds per layout.
 
-TRAINER=build/trainer tests/bench/verify_layouts.py [--count 200] [--seed 1] [--mpi]
+TRAINER=build/trainer tests/bench/verify_layouts.py [--count 200] [--seed 1] [--experts 0.3] [--mpi]
 """
 import argparse
 import json
@@ -32,8 +32,8 @@ def strategy(draw, ranks):
     return [f"mesh=[{rows},{rest}]", f"panels={draw.choice(['auto', 'gather'])}"], kind
 
 
-def settings(draw):
-    """Returns the settings of a random layout and model, and its number of ranks."""
+def settings(draw, experts):
+    """Returns the settings of a random layout and model, and its number of ranks. `experts`: the share of models with experts."""
     world = draw.choice(list(REPLICAS))
     data = draw.choice(REPLICAS[world])
     keys, kind = strategy(draw, world // data)
@@ -46,6 +46,12 @@ def settings(draw):
              f"train.global_batch={draw.choice([48, 96])}", f"run.seed={draw.randrange(1000)}"]
     if draw.random() < 0.2:
         sets.append("data.separate_documents=true")
+    if draw.random() < experts:  # the last of two settings of a key counts
+        sets += [f"model.arch={draw.choice(['mixtral', 'olmoe', 'qwen2_moe', 'qwen3_moe'])}", "model.n_expert=12", "model.moe_every=2",
+                 f"model.experts_per_token={draw.choice([1, 2, 4])}", "model.d_expert=704",
+                 f"train.balance={draw.choice(['batch', 'sequence'])}", f"train.router_z_loss={draw.choice([0, 1e-3])}"]
+        if kind in ("fsdp", "megatron-1d") and draw.random() < 0.7:
+            sets += [f"parallel.experts={draw.choice([2, 4])}", f"parallel.expert_buffer={draw.choice([1, 1.5])}"]
     return sets, world
 
 
@@ -53,6 +59,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--experts", type=float, default=0.3, help="the share of models with experts")
     parser.add_argument("--mpi", action="store_true", help="ranks are processes of mpirun")
     options = parser.parse_args()
     trainer = pathlib.Path(os.environ.get("TRAINER", "build/trainer")).resolve()
@@ -65,7 +72,7 @@ def main():
                           f'seq_len = 512\n[data]\ntrain = ["{tokens}"]\ntokenizer = "train"\nvocab_size = 500\n'
                           "[train]\nmicro_batch = 24\n")
         while passed + len(alarms) < options.count:
-            sets, world = settings(draw)
+            sets, world = settings(draw, options.experts)
             launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(world)]
             command = [*(launcher if options.mpi else []), trainer, "verify", "--config", config, "--only", CHECKS, "--json",
                        "--set", *sets]
