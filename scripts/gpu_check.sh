@@ -130,6 +130,7 @@ if command -v "$python" > /dev/null; then
   script "$work/python" "$theirs" "$(command -v "$python")"
   python=$work/python
 fi
+pytorch=$("$python" -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tail -n 1) # or why there is none
 script "$from_python/trainer" "$ours" "$trainer"
 if command -v mpirun > /dev/null; then script "$from_python/mpirun" "$ours" "$(command -v mpirun)"; fi
 cd "$root" || exit 2 # paths in the configurations are relative to it
@@ -295,7 +296,7 @@ case_1_5b=(train.global_batch=16 train.micro_batch=16 'train.recompute="none"' d
 full_124m=(train.global_batch=512 train.micro_batch=64 'train.recompute="none"' data.vocab_size=50304 run.device=cuda
   optim.warmup_steps=1) # the configuration's warm-up is longer than its run at this batch
 full_1_5b=(train.global_batch=512 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
-torch_device=cuda torch_tiny=() step_data=() text_tokenizer=(--tokenizer "$root/data/gpt2")
+torch_device=cuda torch_tiny=() compiled=(full_124m case_1_5b case_124m) step_data=() text_tokenizer=(--tokenizer "$root/data/gpt2")
 # torch.compile builds its launchers with a C compiler. Without one PyTorch is measured in eager mode.
 compiler=$(program_of "${CC:-cc}" gcc clang)
 if [ -z "$compiler" ]; then torch_tiny=(--no-compile); fi
@@ -309,7 +310,7 @@ if [ -n "$emulated" ]; then
   train_run=(train.tokens=96 optim.warmup_steps=1) text_tokenizer=(--train-vocab 352)
   # PyTorch has no emulated device: its stages run on the CPU, and are compared with the trainer there.
   mapfile -t torch_tiny < <(printf '%s\n' --no-compile --tries 1 --threads 1 && set_of "${shrink[@]}")
-  torch_device=cpu
+  torch_device=cpu compiled=(case_124m) # with tiny sizes, all cases are the same
   patience=10 budget=$((10 * budget)) # an emulated device is slow, and its times have no meaning
 fi
 

@@ -9,7 +9,7 @@ stage_machine() {
       timed nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit,pstate --format=csv
     echo "$(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
     "$python" --version 2>&1
-    "$python" -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tail -n 1
+    echo "$pytorch"
     cat "$root/BUNDLE" 2> /dev/null
   } > "$work/machine.txt"
   if command -v "$python" > /dev/null && [ "$("$python" -c 'import os; print(os.environ.get("LD_LIBRARY_PATH", ""))')" != "$theirs" ]; then
@@ -207,7 +207,7 @@ stage_train() {
 }
 
 torch() { # NAME CASE ARGUMENT…
-  "$python" -c 'import torch' 2> /dev/null || leave_out "no PyTorch for $python"
+  [[ $pytorch == PyTorch* ]] || leave_out "no PyTorch for $python"
   local name=$1 case=$2 status refusal
   shift 2
   timed "$python" "$root/tests/bench/compare_torch.py" --trainer "$from_python/trainer" --python "$python" --device "$torch_device" --cases "$case" \
@@ -224,16 +224,16 @@ torch() { # NAME CASE ARGUMENT…
   if [ -n "$compiler" ]; then tail -n 1 "$work/$name.txt" >&3; else echo "$(tail -n 1 "$work/$name.txt") not compiled: no C compiler here" >&3; fi
 }
 stage_torch_124m() { torch torch-124m gpu-124m; }
-stage_torch_1_5b() { torch torch-1.5b gpu-1.5b; }
-stage_torch_full_124m() { torch torch-full-124m gpu-124m-full --steps 5 --warmup 2; }
-stage_torch_full_1_5b() { torch torch-full-1.5b gpu-1.5b-full --rounds 1 --steps 2 --warmup 1; }
+stage_torch_1_5b() { torch torch-1.5b gpu-1.5b --no-race; }
+stage_torch_full_124m() { torch torch-full-124m gpu-124m-full --no-race --steps 5 --warmup 2; }
+stage_torch_full_1_5b() { torch torch-full-1.5b gpu-1.5b-full --no-race --rounds 1 --steps 2 --warmup 1; }
 
 # PyTorch compiles the shapes of the second call while the tests run, for the second call: one step each, whose code stays in the cache.
 start_compiling() {
   if [ -n "$only" ] && [[ " $only " != *" torch-compile "* ]] || [ "$call" = 2 ] || [ -n "$hopeless" ]; then return; fi
-  "$python" -c 'import torch' 2> /dev/null && [ -n "$compiler" ] || return
+  [[ $pytorch == PyTorch* ]] && [ -n "$compiler" ] || return
   set -m
-  (for name in full_124m case_1_5b case_124m; do
+  (for name in "${compiled[@]}"; do
     local -n sets_of_case=$name
     local model=${name#*_}
     mapfile -t sets < <(set_of "${sets_of_case[@]}" train.global_batch=64 "${shrink[@]}")
@@ -258,7 +258,7 @@ stage_torch_compile() {
   else
     kept="in $cache only: $kib KiB is too much to bring back"
   fi
-  echo "$(grep -c ' compiled$' "$work/compiled") of 3 shapes; $kept" >&3
+  echo "$(grep -c ' compiled$' "$work/compiled") of ${#compiled[@]} shapes; $kept" >&3
   [ "$(grep -c ' compiled$' "$work/compiled")" -gt 0 ]
 }
 

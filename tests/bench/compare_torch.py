@@ -103,7 +103,7 @@ def fastest_variant(args, case, compute):
     reduced = ["autocast", "bf16"] if args.device == "cpu" else ["autocast", "master"]
     compiled = [False] if not args.compile else [True] if args.device == "cuda" else [False, True]
     dtypes = ["fp32"] if compute == "fp32" else [args.variant] if args.variant else reduced
-    if args.device == "cuda" and len(dtypes) == len(compiled) == 1:
+    if not args.race or args.device == "cuda" and len(dtypes) == len(compiled) == 1:
         return Variant(dtypes[0], compiled[0])  # the only candidate; a race would compile it twice
 
     def race(variant):
@@ -220,6 +220,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tries", type=int, default=3, help="repetitions of a round during which the peak changes")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="do not use torch.compile")
+    parser.add_argument("--no-race", dest="race", action="store_false", help="use PyTorch's first variant instead of its fastest")
     parser.add_argument("--max-seconds", type=float, default=180, help="no further PyTorch warm-up step after this")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of all cases, for both programs")
     parser.add_argument("--log", default=os.devnull, metavar="FILE", help="append what PyTorch says on standard error")

@@ -132,7 +132,8 @@ def close_served(process):
 
 def has_torch(python):
     try:
-        return subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
+        find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"  # importing it takes seconds
+        return subprocess.run([python, "-c", find], capture_output=True).returncode == 0
     except OSError:
         return False
 
