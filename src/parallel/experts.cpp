@@ -86,17 +86,19 @@ void Experts::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
   Routed& r = s.routed;
   const bool again = static_cast<bool>(r.choices);
   route(ex, batch, x, r);
-  count_rows(ex, batch, r, Pass::forward);
-  if (!again && !ex.device.dry() && batch.routing != nullptr && reports_) {
+  const auto count = [&] {
+    count_rows(ex, batch, r, again && exchanges(batch) ? Counts::kept : Counts::read);
+    if (again || ex.device.dry() || batch.routing == nullptr || !reports_) return;
     const Tensor& counts = exchanges(batch) ? r.all_counts : r.counts;
     const int64_t lines = r.counts.tensor().rows(), first = exchanges(batch) ? ranks_.index(divided_) * lines : 0;
     const Tensor own = on_host_.at(counts.data).tensor().row_range(first, lines);
     batch.routing->count(index_, {own.as<int32_t>(), static_cast<size_t>(own.count())});
-  }
-  RowExchange::Sent sent, weights;  // while the shared expert computes
+  };
+  RowExchange::Sent x_sent, weights_sent;  // while the shared expert computes
   if (exchanges(batch)) {
-    sent = exchange_->start(ex, 0, x, r.order, chosen_);
-    weights = exchange_->start(ex, 0, column(r.weights), r.order, 1);
+    count();
+    x_sent = exchange_->start(ex, 0, x, r.order, chosen_);
+    weights_sent = exchange_->start(ex, 0, column(r.weights), r.order, 1);
   }
   if (shared_) {
     r.shared_pre = ex.take("shared.pre", {x.x.rows(), shared_->up.out()}, x.x.dtype);
@@ -106,9 +108,10 @@ void Experts::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
     ops::run(ex, ops::Sigmoid{r.shared_gate, r.shared_gate});
     activate_shared(ex, r);
   }
-  Scratch rows_of_experts = exchanges(batch) ? exchange_->finish(ex, std::move(sent)) : sorted(ex, x, r);
+  if (!exchanges(batch)) count();  // waits for the device, which has the shared expert to compute
+  Scratch rows_of_experts = exchanges(batch) ? exchange_->finish(ex, std::move(x_sent)) : sorted(ex, x, r);
   if (exchanges(batch)) {
-    r.row_weights = exchange_->finish(ex, std::move(weights));
+    r.row_weights = exchange_->finish(ex, std::move(weights_sent));
     r.x.emplace(std::move(x));
   }
   x.owner.reset();
@@ -217,11 +220,11 @@ Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, Gr
     dy = std::move(moved);
   const int64_t n = dy.x.rows(), pairs = n * chosen_;
   const DType type = dy.x.dtype, wide = accumulator_of(type);
-  count_rows(ex, batch, r, Pass::backward);
+  count_rows(ex, batch, r, Counts::kept);
   RowExchange::Sent sent;
   if (exchange_) sent = exchange_->start(ex, 0, dy, r.order, chosen_);
   r.dweights = ex.take("experts.dweights", {n * (chosen_ + (shared_ ? 1 : 0))}, wide);
-  if (shared_) {  // while dy is on its way
+  if (shared_) {  // while dy is in flight
     if (!r.shared_z) activate_shared(ex, r);
     shared_->down.add_weight_gradient(ex, r.shared_z, dy, grads);
     const Scratch dz = ex.take("shared.dz", r.shared_z.tensor().shape, type);

@@ -56,9 +56,10 @@ class Experts final : public Mlp {
   /// missing, so that recomputation cannot route differently.
   void route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r);
   bool exchanges(const Batch& batch) const { return exchange_ && batch.cut; }
-  enum class Pass : uint8_t { forward, backward };
-  /// Sets the rows of this rank's experts, of the first round, from the counts. The forward pass waits for the device.
-  void count_rows(Exec& ex, const Batch& batch, const Routed& r, Pass pass);
+  enum class Counts : uint8_t { read, kept };
+  /// Sets the rows of this rank's experts, of the first round, from the counts: waits for the device and reads them, or
+  /// uses those that were read from the same memory before.
+  void count_rows(Exec& ex, const Batch& batch, const Routed& r, Counts from);
   /// Sets the rows of this rank's experts in a round.
   void begin_round(int64_t round);
   /// Returns the rows of x for this rank's experts, sorted, [n·k, H] of which total_ are set; without an exchange.
@@ -101,11 +102,11 @@ class Experts final : public Mlp {
   params::SlotId experts_up_ = -1, experts_down_ = -1;  // [E·H, 2F] gate ‖ up and [E·F, H]; F: this rank's
   std::optional<Shared> shared_;
   std::map<const std::byte*, HostCopy> on_host_;  // counts that the forward pass read, by their address on the device
+  std::optional<RowExchange> exchange_;  // its plan belongs to the pass that runs, its count of bytes to several
   // The following members belong to the pass that runs.
   std::vector<int64_t> counted_;   // by expert: rows of this rank's tokens
   std::span<const int64_t> rows_;  // by this rank's experts: rows of the grouped GEMMs
   int64_t first_ = 0, total_ = 0;  // the first of these rows among the sorted ones, and their number
-  std::optional<RowExchange> exchange_;
   std::vector<int32_t> own_rows_;
   Tensor dw_down_;  // the gradient of D, which input_gradient() completes
   std::optional<params::WeightCache::Held> held_up_, held_down_;

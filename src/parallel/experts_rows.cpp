@@ -9,15 +9,19 @@
 namespace trainer::parallel {
 
 // A dry device has no counts: those of debug.balanced_routing take their place.
-void Experts::count_rows(Exec& ex, const Batch& batch, const Routed& r, Pass pass) {
+void Experts::count_rows(Exec& ex, const Batch& batch, const Routed& r, Counts from) {
   Tensor counts = exchanges(batch) ? r.all_counts : r.counts;
   if (ex.device.dry()) {
     counts = {};
+  } else if (from == Counts::read) {
+    counts = on_host_[counts.data].get(ex.device, counts);
   } else {
-    HostCopy& copy = on_host_[counts.data];
-    counts = pass == Pass::forward ? copy.get(ex.device, counts) : copy.tensor();
+    const auto kept = on_host_.find(counts.data);
+    TRAINER_CHECK(kept != on_host_.end(), "no forward pass read the counts of layer {} of those with experts", index_);
+    counts = kept->second.tensor();
   }
   if (exchanges(batch)) {
+    TRAINER_CHECK(counts || ex.device.dry(), "the counts of layer {} of those with experts are missing", index_);
     exchange_->plan(r.order.tensor().count() / chosen_, counts);
     return begin_round(0);
   }

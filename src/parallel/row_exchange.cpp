@@ -13,7 +13,9 @@ Tensor flat(const Tensor& x) { return x.reshape({x.count()}); }
 }  // namespace
 
 comm::Ticket RowExchange::gather(Exec& ex, const Tensor& counts, const Tensor& all) const {
-  return group().all_gather(ex, flat(counts), flat(all));
+  comm::Ticket ticket = group().all_gather(ex, flat(counts), flat(all));
+  if (!ranks_.overlap()) ticket.join(ex);
+  return ticket;
 }
 
 void RowExchange::balance(int64_t rows) {
@@ -51,12 +53,14 @@ void RowExchange::plan(int64_t rows, const Tensor& counts) {
         counts_[static_cast<size_t>(line / lines * experts_ + e)] += counts.as<int32_t>()[line * experts_ + e];
   }
   plan_->set(counts_);
+  indexed_ = -1;
 }
 
 Scratch RowExchange::index(Exec& ex, int64_t round, bool to_experts) {
   Scratch index = ex.take("experts.index", {capacity_}, DType::i32);
   if (ex.device.dry()) return index;
-  plan_->index(round, to_experts_, to_sources_);
+  if (indexed_ != round) plan_->index(round, to_experts_, to_sources_);
+  indexed_ = round;
   const Tensor to = index;
   ex.device.copy_to_device(to.data, (to_experts ? to_experts_ : to_sources_).data(), to.bytes());
   return index;

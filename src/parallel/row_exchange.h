@@ -28,14 +28,14 @@ class RowExchange {
   /// Returns the rows of each of this rank's experts in a round; valid until the next call.
   std::span<const int64_t> rows_of_experts(int64_t round) { return plan_->expert_rows(round); }
 
-  /// Rows on their way to their experts.
+  /// Rows in flight to their experts.
   struct Sent {
     int64_t round = 0;
     Scratch received;
     comm::Ticket ticket;  // closed if they have arrived
   };
   /// Starts to send rows to their experts: row i of the sorted ones is x[order[i] / per_row]. Rows of two widths may be
-  /// on their way at the same time, 1 and a larger one.
+  /// in flight at the same time, 1 and a larger one.
   Sent start(Exec& ex, int64_t round, const Tensor& x, const Tensor& order, int64_t per_row);
   /// Waits for the rows. Returns those of this rank's experts [capacity(), W], sorted by expert.
   Scratch finish(Exec& ex, Sent sent);
@@ -43,8 +43,8 @@ class RowExchange {
     return finish(ex, start(ex, round, x, order, per_row));
   }
   /// Starts to send the rows of this rank's experts [capacity(), W] back, to the sorted rows [rows · chosen, W] of the
-  /// ranks that sent them. Overwrites `rows`. Returns a closed ticket if a part of them has arrived: then another
-  /// round returns the rest.
+  /// ranks that sent them. Returns an open ticket only with overlap and if this round returns all of this rank's rows;
+  /// otherwise they have arrived. May overwrite `rows`.
   comm::Ticket start_return(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted);
   void give_back(Exec& ex, int64_t round, const Tensor& rows, const Tensor& sorted) {
     if (comm::Ticket ticket = start_return(ex, round, rows, sorted); ticket.is_open()) ticket.join(ex);
@@ -71,6 +71,7 @@ class RowExchange {
   int64_t planned_rows_ = 0;  // rows on the wire with balanced routing
   int64_t unplanned_ = 0;
   std::vector<int32_t> counts_, to_experts_, to_sources_;
+  int64_t indexed_ = -1;  // the round of to_experts_ and to_sources_; -1: of another plan
 };
 
 }  // namespace trainer::parallel

@@ -13,7 +13,8 @@ namespace trainer::parallel {
 Strategy::Strategy(mesh::Mesh& mesh, ParamStore& store, sharding::ModelSharding sharding, bool overlap)
     : store_(store),
       sharding_(std::move(sharding)),
-      // A single rank of a stage adds no partial sums, but the loads of its experts are those of all replicas.
+      // A single rank of a stage has the mesh only because the loads of its experts are those of all replicas. It adds
+      // no partial sums: without wide sums, its types, and so its bits, are those of a single rank without replicas.
       ranks_(sharding_.ranks_of_stage() * sharding_.ranks(sharding_.data()) == 1
                  ? Ranks()
                  : Ranks(mesh, overlap && sharding_.overlap, sharding_.ranks_of_stage() > 1 && sharding_.wide_sums)) {}
