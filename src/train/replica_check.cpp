@@ -15,6 +15,8 @@ struct Entry {
   uint64_t which = 0, contents = 0;
 };
 
+constexpr std::string_view kChoices = "the experts chosen in ";  // begins the names of layers' choices
+
 std::string elements_of(const params::Param& param) {
   std::string text = param.name;
   for (const mesh::Run& run : param.runs) text += format(" {} {}", run.global, run.length);
@@ -41,7 +43,7 @@ void check_replicas(Trainer& trainer, int64_t step) {
   for (size_t p = 0; p < contents.size(); ++p) add(store.params()[p].name, elements_of(store.params()[p]), contents[p]);
   for (int64_t layer = -1; const Trainer::ChoiceHash& hash : trainer.choice_hashes()) {
     layer += trainer.config().model.moe_every;
-    const std::string name = format("the choice of experts in blocks.{}.mlp", layer);
+    const std::string name = format("{}blocks.{}.mlp", kChoices, layer);
     if (hash.choices != 0) add(name, format("{} {} {}", name, trainer.replica(), hash.first_row), hash.choices);
   }
   comm::Control& host = trainer.mesh().host();
@@ -55,11 +57,13 @@ void check_replicas(Trainer& trainer, int64_t step) {
       if (is_new || first->second.first == entry.contents) continue;
       std::string name = static_cast<int>(rank) == trainer.mesh().rank() ? names[p] : "";
       host.broadcast(name, static_cast<int>(rank));
+      const bool chosen = name.starts_with(kChoices);
       throw Error(
           Code::difference,
-          format("step {}: {} on rank {} differs from the copy on rank {}: one of these ranks computed a wrong result; "
-                 "check the hardware of their hosts. The last checkpoint was saved before this check",
-                 step, name, rank, first->second.second))
+          format("step {}: {} on rank {} {} rank {}{}: one of these ranks computed a wrong result{}; check the "
+                 "hardware of their hosts. The last checkpoint was saved before this check",
+                 step, name, rank, chosen ? "differ from those on" : "differs from the copy on", first->second.second,
+                 chosen ? ", which has the same rows" : "", chosen ? ", or they compute with different kernels" : ""))
           .on(Scope::all_ranks);
     }
 }

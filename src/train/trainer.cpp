@@ -106,7 +106,7 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
-  begin_routing(rows);
+  begin_routing(work.step, rows);
   const auto load_one = [&](int64_t micro) {
     clock.charge(&PhaseMs::backward);  // the wait for the other ranks' answer to stop(): only reading counts as data
     const parallel::Batch& batch = loaded_[static_cast<size_t>(memory_of(micro))] = load(work, micro, tokens, batches);

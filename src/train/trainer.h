@@ -112,9 +112,9 @@ class Trainer : public ModelRunner {
   /// A hash of the experts that a layer's router chose for this rank's rows in the last step.
   struct ChoiceHash {
     int64_t first_row = 0;  // this rank's first row in the replica's micro-batch
-    uint64_t choices = 0;   // 0: the layer is on a different rank
+    uint64_t choices = 0;   // 0: the layer is on a different rank, or the step's choices are not compared
   };
-  /// Returns the hashes of all layers with experts; empty without debug.check_replicas_every.
+  /// Returns the hashes of all layers with experts, set every debug.check_replicas_every steps; empty without that key.
   std::span<const ChoiceHash> choice_hashes() const { return choice_hashes_; }
 
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
@@ -136,8 +136,8 @@ class Trainer : public ModelRunner {
  private:
   void plan_training(const ProgramRecorders& recorders);
   /// Begins to count what routers choose in a step of `rows` token rows.
-  void begin_routing(int64_t rows);
-  /// Makes every choice of experts be added to choice_hashes_.
+  void begin_routing(int64_t step, int64_t rows);
+  /// Makes every choice of experts be added to choice_hashes_, in steps whose ranks will be compared.
   void hash_choices();
   /// Sets the means of the routers' terms. Collective.
   void end_routing(int64_t rows, Outcome& outcome);
@@ -193,6 +193,8 @@ class Trainer : public ModelRunner {
   std::unique_ptr<MicroGraphs> graphs_;
   std::optional<parallel::Routing> routing_;  // empty without experts
   std::vector<ChoiceHash> choice_hashes_;
+  bool hashes_choices_ = false;  // in this step
+  HostCopy choices_on_host_;
   /// The terms of the loss that a step reports: the place of the mean of losses(t).
   std::vector<double Outcome::*> terms_ = {&Outcome::loss};
   /// This stage's actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first

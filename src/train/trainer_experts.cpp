@@ -6,26 +6,27 @@
 #include <string>
 
 #include "base/checksum.h"
-#include "tensor/host_copy.h"
 #include "train/trainer.h"
 
 namespace trainer::train {
 
-void Trainer::begin_routing(int64_t rows) {
+void Trainer::begin_routing(int64_t step, int64_t rows) {
   if (!routing_) return;
   const double terms = static_cast<double>(moe_layers(config_.model) * rows);
   routing_->balance = config_.train.balance_loss * static_cast<double>(config_.model.n_expert) / terms;
   routing_->z_loss = 2 * config_.train.router_z_loss / terms;
   routing_->begin_step();
+  const int64_t every = config_.debug.check_replicas_every;
+  hashes_choices_ = every > 0 && step % every == 0;
   std::ranges::fill(choice_hashes_, ChoiceHash{});
 }
 
 void Trainer::hash_choices() {
   choice_hashes_.resize(static_cast<size_t>(moe_layers(config_.model)));
   routing_->on_choice = [this](int64_t layer, int64_t first_row, const Tensor&, const Tensor& choices) {
+    if (!hashes_choices_) return;
     ChoiceHash& hash = choice_hashes_[static_cast<size_t>(layer)];
-    const HostCopy here(device_, choices);
-    const Tensor& chosen = here.tensor();
+    const Tensor& chosen = choices_on_host_.get(device_, choices);
     const uint64_t both[] = {hash.choices, hash64({chosen.data, static_cast<size_t>(chosen.bytes())})};
     hash = {first_row, hash64(std::as_bytes(std::span(both)))};
   };
