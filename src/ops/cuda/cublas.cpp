@@ -228,10 +228,12 @@ class CublasLt final : public device::Library {
     } else {
       plan.algorithms.erase(plan.algorithms.begin());
     }
-    log::warning(
-        "{} rejected its own algorithm for GEMM {} ({}); {}", library_name(), name_of_product(op),
-        cublasLtGetStatusName(status),
-        plan.algorithms.empty() ? "it is split, with the epilogue as a separate kernel" : "trying the next one");
+    const char* const then = !plan.algorithms.empty()                  ? "trying the next one"
+                             : op.varies != LtProduct::Varies::nothing ? "trying those for its own size"
+                             : op.bias || op.aux ? "it is split, with the epilogue as a separate kernel"
+                                                 : "no other is left";
+    log::warning("{} rejected its own algorithm for GEMM {} ({}); {}", library_name(), name_of_product(op),
+                 cublasLtGetStatusName(status), then);
   }
 
   cublasLtHandle_t handle_ = nullptr;
