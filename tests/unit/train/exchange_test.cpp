@@ -128,17 +128,25 @@ TEST(DividedExperts, RecomputationAndOverlapChangeNoBit) {
   for (const LayoutCase& one : layouts(1)) {
     SCOPED_TRACE(one.name);
     const Result usual = train(one.config, DType::f32, 2);
-    for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
-      Config c = one.config;
-      c.train.recompute = recompute;
-      expect_same_bits(train(c, DType::f32, 2), usual);
-      c.debug.overlap = false;
-      expect_same_bits(train(c, DType::f32, 2), usual);
-    }
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+      for (const bool overlap : {true, false}) {
+        if (overlap && recompute == Recompute::none) continue;
+        Config c = one.config;
+        c.train.recompute = recompute;
+        c.debug.overlap = overlap;
+        expect_same_bits(train(c, DType::f32, 2), usual);
+      }
+  }
+  for (const LayoutCase& one : layouts(1.5)) {  // most returns take one round, and overlap
+    SCOPED_TRACE(one.name);
+    Config c = one.config;
+    const Result usual = train(c, DType::f32, 2);
+    c.debug.overlap = false;
+    expect_same_bits(train(c, DType::f32, 2), usual);
   }
 }
 
-TEST(DividedExperts, WorkWithReplicasSplitStatesStagesAndKeptWeights) {
+TEST(DividedExperts, WorkWithReplicasSplitStatesAndKeptWeights) {
   const auto expect = [](const char* what, int64_t data, const std::function<void(Config&)>& change) {
     SCOPED_TRACE(what);
     Config c = divided(sharded(4, data, config::Arch::llama).config, 2, 1);
@@ -165,6 +173,17 @@ TEST(DividedExperts, HaveTheBitsOfOneStage) {
     expect_same_bits(staged, one);
     EXPECT_EQ(staged.choices, one.choices);
   }
+  // A rank recomputes a micro-batch after the forward passes of others.
+  Config whole = c;
+  whole.parallel.stages = 1;
+  whole.parallel.stage_layers.clear();
+  whole.parallel.pipeline_schedule = {};
+  whole.model.d_shared = 36;
+  whole.train.recompute = Recompute::full;
+  Config chunks = whole;
+  chunks.parallel.stages = chunks.parallel.chunks = 2;
+  chunks.parallel.stage_layers = {0, 1, 1, 0};
+  expect_same_bits(train(chunks, DType::f32, 2), train(whole, DType::f32, 2));
 }
 
 // In each step all tokens go to the experts of one rank: the first one, then the last one, then the first one again.
@@ -236,9 +255,11 @@ Decisions decisions(const Config& c, DType compute) {
 
 // In bf16, rows near a tie may choose differently on different layouts.
 TEST(DividedExperts, ChooseDifferentlyInFewRowsNearATie) {
+  int found = 0;
   for (const char* name : {"Shards4Experts4", "Tensor2Experts2"}) {
     for (LayoutCase& layout : layouts(1.5)) {
       if (layout.name != name) continue;
+      ++found;
       Config& c = layout.config;
       c.model.init_std = 0.02;
       c.train.global_batch = c.train.micro_batch;
@@ -270,6 +291,7 @@ TEST(DividedExperts, ChooseDifferentlyInFewRowsNearATie) {
                   static_cast<int>(pairs));
     }
   }
+  EXPECT_EQ(found, 2);
 }
 
 TEST(DividedExperts, GenerateAsOneRankDoes) {
