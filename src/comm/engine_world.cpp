@@ -22,7 +22,7 @@ class EngineCommunicator final : public Communicator {
     channel_ = &engine.channel(this->group(), purpose);
     if (this->group().link > 0) return;  // messages need no staging
     if (device.kind() == device::DeviceKind::cpu) {
-      staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
+      staging_ = Buffer(device, device::kMessageMemory, {kStagingBytes}, DType::u8);
     } else if (!device.dry()) {
       host_staging_.resize(static_cast<size_t>(kStagingBytes));
     }

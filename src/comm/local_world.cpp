@@ -11,7 +11,7 @@ class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(device::Device& device, Group group) : Communicator(std::move(group)) {
     if (size() > 1 && this->group().link == 0 && device.kind() == device::DeviceKind::cpu)
-      staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
+      staging_ = Buffer(device, device::kMessageMemory, {kStagingBytes}, DType::u8);
   }
 
  private:

@@ -13,7 +13,7 @@ namespace trainer::device {
 
 std::byte* Device::allocate(const std::string& category, int64_t bytes) {
   TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
-  std::byte* memory = bytes == 0 ? nullptr : allocate_impl(bytes);
+  std::byte* memory = bytes == 0 ? nullptr : allocate_impl(category, bytes);
   if (memory == nullptr && bytes != 0 && !dry_) {
     const bool trains = memory_.contains("gradients") || memory_.contains("optimizer");
     const std::string_view advice = category == "kv_cache" ? "lower --batch-size"
@@ -70,15 +70,13 @@ void Device::clear(std::byte* to, int64_t bytes) {
 
 CpuDevice::CpuDevice(int threads, Isa isa) : Device(DeviceKind::cpu, false, threads, isa), pool_(threads) {}
 
-std::byte* CpuDevice::allocate_impl(int64_t bytes) {
+std::byte* CpuDevice::allocate_impl(const std::string& category, int64_t bytes) {
   if (bytes < kHugePage) {
     void* memory = std::aligned_alloc(64, static_cast<size_t>(round_up(bytes, 64)));
     if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(bytes));
     return static_cast<std::byte*>(memory);
   }
-  // Every communicator has a block of this size for its messages, of which short messages use little.
-  constexpr int64_t kTouchedByUse = int64_t{4} << 20;
-  const bool now = bytes > kTouchedByUse;
+  const bool now = category != kMessageMemory;
   std::byte* const memory = map_pages(bytes, /*huge=*/now);
   if (memory != nullptr && now) touch_pages(pool_, memory, bytes);
   return memory;

@@ -18,6 +18,10 @@ namespace trainer::device {
 
 enum class DeviceKind { cpu, cuda };
 
+/// The category of memory for messages between ranks. Every communicator has a block, of which short messages use
+/// little: a CPU touches its pages only when they are used, and makes none of them huge.
+inline constexpr const char* kMessageMemory = "communication";
+
 /// Allocated bytes of one category ("weights", "gradients", …), now and at their peak.
 struct MemoryUse {
   int64_t current = 0, peak = 0;
@@ -76,8 +80,8 @@ class Device {
   virtual ThreadPool& host_pool();
 
   /// Returns zeroed memory; nullptr on a dry device. CPU: 64-byte aligned (2 MiB and huge pages if large), touched by
-  /// the device's threads. CUDA: 256-byte aligned. Throws Code::plan naming the category if the device is out of
-  /// memory.
+  /// the device's threads except for kMessageMemory. CUDA: 256-byte aligned. Throws Code::plan naming the category if
+  /// the device is out of memory.
   std::byte* allocate(const std::string& category, int64_t bytes);
   void release(const std::string& category, std::byte* memory, int64_t bytes) noexcept;
   const std::map<std::string, MemoryUse>& memory() const { return memory_; }
@@ -112,7 +116,7 @@ class Device {
         isa_(Isa::plain),
         gpu_(std::move(gpu)),
         libraries_(std::move(libraries)) {}
-  virtual std::byte* allocate_impl(int64_t bytes) = 0;  // nullptr: out of memory
+  virtual std::byte* allocate_impl(const std::string& category, int64_t bytes) = 0;  // nullptr: out of memory
   virtual void release_impl(std::byte* memory, int64_t bytes) noexcept = 0;
   virtual void to_host_impl(void*, const std::byte*, int64_t) {}
   virtual void to_device_impl(std::byte*, const void*, int64_t) {}
@@ -135,7 +139,7 @@ class CpuDevice final : public Device {
   ThreadPool& host_pool() override { return pool_; }
 
  private:
-  std::byte* allocate_impl(int64_t bytes) override;
+  std::byte* allocate_impl(const std::string& category, int64_t bytes) override;
   void release_impl(std::byte* memory, int64_t bytes) noexcept override;
   void to_host_impl(void* to, const std::byte* from, int64_t bytes) override;
   void to_device_impl(std::byte* to, const void* from, int64_t bytes) override;
@@ -152,7 +156,7 @@ class DryDevice final : public Device {
       : Device(std::move(gpu), true, threads, std::move(libraries)) {}
 
  private:
-  std::byte* allocate_impl(int64_t) override { return nullptr; }
+  std::byte* allocate_impl(const std::string&, int64_t) override { return nullptr; }
   void release_impl(std::byte*, int64_t) noexcept override {}
 };
 

@@ -7,10 +7,11 @@
 
 namespace trainer::device {
 
-/// Blocks of at least this size get pages of their own, huge pages if the system has them.
+/// The size of a huge page. Blocks of at least this size get pages of their own.
 inline constexpr int64_t kHugePage = int64_t{2} << 20;
 
-/// Maps zeroed pages, aligned to a huge page, and huge if `huge`. Returns nullptr if the system is out of memory.
+/// Maps zeroed pages, aligned to a huge page; `huge`: huge pages if the system has them. Returns nullptr if the system
+/// is out of memory.
 std::byte* map_pages(int64_t bytes, bool huge = true);
 /// Touches every page, from the pool's threads, so that later work has no page faults.
 void touch_pages(ThreadPool& pool, std::byte* memory, int64_t bytes);

@@ -93,7 +93,7 @@ class CudaDevice final : public Device {
     return stage;
   }
 
-  std::byte* allocate_impl(int64_t bytes) override {
+  std::byte* allocate_impl(const std::string&, int64_t bytes) override {
     activate();
     void* memory = nullptr;
     const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));

@@ -59,7 +59,7 @@ class PinnedHost final : public Device {
   }
 
  private:
-  std::byte* allocate_impl(int64_t bytes) override {
+  std::byte* allocate_impl(const std::string&, int64_t bytes) override {
     check(cudaSetDevice(ordinal_), "selecting the CUDA device");
     const bool large = bytes >= kHugePage;
     if (pins_ && large) {
