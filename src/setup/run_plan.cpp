@@ -303,7 +303,7 @@ std::string exchange_text(const config::Config& config, DType compute) {
   const int64_t rows = config.train.micro_batch * m.seq_len / s.depth() / s.ranks(of->at(sharding::Site::up).rows),
                 sent = rows * m.experts_per_token * (ranks - 1) / ranks;
   // x, y and their gradients; weights and theirs. Recomputation sends x and weights again.
-  const int64_t last = m.n_layer / m.moe_every * m.moe_every - 1,  // of the layers with experts
+  const int64_t last = m.n_layer / m.moe_every * m.moe_every - 1,  // the last layer with experts
       again = recompute_of(config.train, last) == config::Recompute::full ? 1 : 0,
                 bytes = (4 + again) * m.d_model * size_of(compute) + (2 + again) * size_of(accumulator_of(compute));
   return format("{} experts on each rank; exchange {} per rank, layer and micro-batch", m.n_expert / ranks,
