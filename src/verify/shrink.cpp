@@ -26,6 +26,7 @@ void prepare(config::Config& c, const config::Config& full, int64_t world) {
   config::resolve_shards(c, world);
   config::resolve_world(c, world);
   c.train.skip_sigma = 0;
+  c.debug.balanced_routing = false;  // counts rows of a replica's micro-batch, so one rank's choices would differ
   c.optim.warmup_steps = 2;
   c.model.init_from.clear();
   c.train.global_batch = accumulation_of(full, c.parallel.data) * c.train.micro_batch * c.parallel.data;

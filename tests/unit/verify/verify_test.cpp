@@ -139,6 +139,7 @@ TEST(Shrink, KeepsTheStructureOfExperts) {
   const config::Config small = shrink(tables, 2).config;
   EXPECT_EQ(small.model.n_layer, 5);
   EXPECT_EQ(small.parallel.layer.front().layers, 3);
+  EXPECT_FALSE(shrink(experts({"model.n_expert=8", "debug.balanced_routing=true"}), 1).config.debug.balanced_routing);
 }
 
 TEST(GivenChoices, AreDistinctAndUnevenAndDependOnTheRow) {
