@@ -14,7 +14,7 @@ ExpertsTime bench_experts(Exec& ex, const config::Model& model, DType compute, i
   parallel::Strategy strategy(store, model.n_layer);
   const int group = store.add_group("blocks");
   const std::unique_ptr<parallel::Mlp> mlp =
-      strategy.mlp({static_cast<int>(model.n_layer) - 1, group, model, config::Recompute::none});
+      strategy.mlp({static_cast<int>(moe_layers(model) * model.moe_every) - 1, group, model, config::Recompute::none});
   store.allocate(/*training=*/true);
   store.initialize(1);
   params::GradSink sink(store);

@@ -99,6 +99,9 @@ TEST_F(Benchmarks, MeasureALayerWithExpertsAndItsGroupedGemms) {
     const GroupedRate rate = bench_grouped_gemm(ex, dtype, {64, 48, 32}, 4, 2);
     for (const double ratio : {rate.forward, rate.dx, rate.dw}) EXPECT_GT(ratio, 0);
   }
+  config::Model model = tests::tiny_experts(/*shared=*/false).model;
+  model.n_layer = 3, model.moe_every = 2, model.d_ff = 32;  // the last layer has no experts
+  EXPECT_GT(bench_experts(ex, model, DType::f32, 96, 1).seconds, 0);
 }
 
 TEST_F(Benchmarks, MeasureEachOperatorComparedWithACopy) {
