@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs missing packages, builds everything with warnings as errors and runs the whole test suite.
 #
-#   scripts/test.sh [--asan | --no-asan] [--asan-until M] [--alone] [--jobs N] [--help]
+#   scripts/test.sh [--asan | --no-asan] [--asan-until M] [--slow] [--alone] [--jobs N] [--help]
 #
 #   --asan, --no-asan   then also run fast tests under the address and undefined-behaviour sanitizers: those of parsers
 #                       and of code with raw memory (preset asan-fast; default: when the environment has CI set)
 #   --asan-until M      skip the sanitizers, with a message, if M minutes have passed by then
+#   --slow              then also run the slow tests, which try all cases of what other tests try for some
 #   --alone             then also compile every source file on its own, since builds compile up to eight together
 #   --jobs N            parallel builds and tests (default: the number of cores)
 #
@@ -15,6 +16,7 @@ cd "$(dirname "$0")/.."
 
 asan=${CI:+yes}
 asan_until=
+slow=
 single=
 jobs=$(nproc)
 while [ $# -gt 0 ]; do
@@ -22,6 +24,7 @@ while [ $# -gt 0 ]; do
     --asan) asan=yes ;;
     --no-asan) asan= ;;
     --asan-until) asan=yes asan_until=${2:?--asan-until needs minutes}; shift ;;
+    --slow) slow=yes ;;
     --alone) single=yes ;;
     --jobs) jobs=${2:?--jobs needs a number}; shift ;;
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "scripts/$(basename "$0")"; exit 0 ;;
@@ -60,6 +63,11 @@ cmake --build --preset dev --parallel "$jobs"
 
 say "All tests"
 run_tests dev
+
+if [ -n "$slow" ]; then
+  say "Slow tests"
+  ctest --preset dev --parallel "$jobs" --no-tests=error -C slow -L slow
+fi
 
 if [ -n "$asan_until" ] && [ "$SECONDS" -ge $((asan_until * 60)) ]; then
   say "$((SECONDS / 60)) minutes have passed: the sanitizers are skipped (scripts/test.sh --asan runs them)"
