@@ -264,7 +264,9 @@ void Loader::warn_of_idle_keys() const {
   for (const Key* key : set_) {
     if (key->has_effect(config_) || key->get(config_) == key->initial) continue;
     off.insert(key->needs);
-    named.push_back(format("{} (needs {})", key->path(), needs_text(*key)));
+    const char* otherwise =
+        key->path() == "parallel.experts" ? ", or sharding specs (\"autoddl\") whose `experts` name the axes" : "";
+    named.push_back(format("{} (needs {}{})", key->path(), needs_text(*key), otherwise));
   }
   if (named.empty()) return;
   if (off.contains(nullptr)) causes.push_back(format("parallel.strategy = \"{}\"", name_of(config_.parallel.strategy)));

@@ -168,6 +168,11 @@ TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
        "parallel.overlap", "offload.slots (needs offload.optimizer)", "parallel.order",
        "parallel.strategy = \"megatron-1d\"", "offload.optimizer = \"none\"", "remove the keys"});
   EXPECT_EQ(warnings.lines[0].find("sequence_parallel"), std::string::npos);
+  load_text("[model]\narch = 'mixtral'\nn_expert = 8\nd_expert = 64\n[parallel]\nstrategy = 'axonn-4d'\nexperts = 2",
+            "x.toml", {}, kNoFiles);
+  ASSERT_EQ(warnings.lines.size(), 2u);
+  expect_parts(warnings.lines[1],
+               {"parallel.experts (needs parallel.strategy: megatron-1d, fsdp, or sharding specs", "\"autoddl\""});
 }
 
 TEST(Load, KeysOfCommunicationBelongToTheStrategiesInWhichTheyAct) {

@@ -87,6 +87,18 @@ const Case kCases[] = {
      "stationary = 'paper'",
      "8:14: parallel.stationary: ",
      {"\"paper\"", "n_expert = 8", "use stationary = \"auto\""}},
+    {"[model]\narch = 'mixtral'\nn_expert = 8\nd_expert = 64\n[parallel]\nstrategy = 'optimus-2d'\nmesh = [2, 2]\n"
+     "panels = 'ring'",
+     "7:8: parallel.mesh: ",
+     {"ring schedule of up", "panels = \"gather\""}},
+    {"[model]\narch = 'mixtral'\nn_expert = 8\nd_expert = 64\n[parallel]\nstrategy = 'axonn-4d'\ngrid = [1, 2, 1]",
+     "7:8: parallel.grid: ",
+     {"y splits the contraction of up", "whole rows", "grid = [1, 1, 2] fits"}},
+    {"[model]\narch = 'mixtral'\nn_expert = 8\nd_expert = 64\n[parallel]\nstrategy = 'autoddl'\naxes = [2]\n"
+     "[[parallel.layer]]\nstream = '-'\nattention = '-'\nhidden = 'c'\nqkv = '-'\nout = '-'\nup = 'c'\ndown = 'k'\n"
+     "experts = 'e'",
+     "8:1: parallel.layer: ",
+     {"divided along a", "different token rows", "a must split rows of stream, hidden, up and down"}},
     {"[model]\narch = 'mixtral'\nn_expert = 8\nd_expert = 64\n[optim]\nmup_base_width = 64",
      "6:18: optim.mup_base_width: ",
      {"not supported for models with experts", "use 0"}},
