@@ -183,7 +183,7 @@ TEST_P(Graphs, ChangeNoBitOverAccumulationEvaluationsAndLearningRates) {
     }
 }
 
-TEST(GraphsAreLeftOut, WithDropoutAndOnCpusAndWhenOperatorsAreTimed) {
+TEST(GraphsAreLeftOut, WithDropoutAndExpertsAndOnCpusAndWhenOperatorsAreTimed) {
   config::Config c = tiny_config(config::Arch::gpt2);
   c.train.micro_batch = 1;
   const Course with = course(c, true, DType::f32);
@@ -200,6 +200,9 @@ TEST(GraphsAreLeftOut, WithDropoutAndOnCpusAndWhenOperatorsAreTimed) {
   timed.trainer.meter().timed = &timed.device;
   for (int64_t n = 1; n <= 4; ++n) timed.step(n);
   EXPECT_EQ(timed.trainer.graphs().replays(), 0);
+
+  Tiny experts(nullptr, tiny_experts(), DType::f32, gpu());
+  EXPECT_EQ(experts.trainer.graphs().text(), "none: experts need row counts on the host");
 }
 
 TEST(GraphsAreLeftOut, WhereRanksCommunicate) {
