@@ -296,7 +296,7 @@ void add_plan(CLI::App& verb, PlanOptions& o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}).description(""));
   add_number(verb, "--top", o.top, 1, "show N layouts");
   verb.add_option("--imbalance", o.imbalance,
-                  "if ranks divide experts: rows of the rank whose experts have most, relative to the mean")
+                  "assume that the busiest rank's experts receive LOAD times the mean rows (default: 1)")
       ->type_name("LOAD")
       ->check(CLI::Range(1.0, 1024.0).description(""));
   verb.add_option("--free", o.free, "search over this key or section even if it is set; all: the whole layout")

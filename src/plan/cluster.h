@@ -77,8 +77,8 @@ struct Cluster {
   int lanes = 3;                  // see parallel.lanes
   double price_per_gpu_hour = 0;  // in any currency; 0: unknown
   double skew = 1;  // time of equal work on the slowest rank relative to the mean; above 1 if ranks share cores
-  /// Not of the machine, but of a run whose ranks divide experts: rows of the rank whose experts have most, relative to
-  /// the mean.
+  /// The rows of the rank whose experts have most, relative to the mean, if ranks divide experts: an assumption about
+  /// the run, not a property of the machine. If it exceeds the number of these ranks, that number counts.
   double imbalance = 1;
 
   std::string device;

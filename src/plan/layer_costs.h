@@ -17,6 +17,7 @@
 // they are two chains, so the least cost of a layer is found exactly (search.h). In models with experts, the axis that
 // divides these, if any, is one more variable: each of its choices is a search of its own, with fewer choices of
 // others. If only some layers have experts, a layer costs the mean of both kinds.
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <optional>
@@ -131,7 +132,8 @@ class LayerCosts {
   /// True for the MLP of layers with experts: x and dx are moved as a whole, and nothing between its linears.
   bool routes(Site site) const { return routed_ > 0 && (site == Site::up || site == Site::down); }
   /// Returns the rows of the rank whose experts have most, relative to the mean; axes in `experts` divide the experts.
-  double load(AxisSet experts) const { return ranks(experts) > 1 ? cluster_.imbalance : 1; }
+  /// If one rank has all rows, it is the number of these ranks.
+  double load(AxisSet experts) const { return std::min(cluster_.imbalance, ranks(experts)); }
   /// Returns the axes that split a stored matrix.
   static AxisSet cut_of(const Matrix& matrix, LinearSharding linear, AxisSet experts) {
     if (matrix.parts.empty()) linear.cols = 0;
@@ -139,7 +141,7 @@ class LayerCosts {
   }
   /// Returns the seconds of a matrix's GEMMs. `linear` is the sharding of the matrix itself.
   const Products& products(const Matrix& matrix, const LinearSharding& linear, AxisSet experts);
-  /// Returns those that a redistribution at the site overlaps with.
+  /// Returns the seconds of the GEMMs that a redistribution at the site overlaps with.
   Products products_next_to(Site site, const LinearSharding& linear);
   double linear(Site site, const LinearSharding& linear, AxisSet experts);
   double linear(const Matrix& matrix, LinearSharding linear, AxisSet experts);

@@ -31,7 +31,10 @@ StepTime combined(const StepTime& a, double of_a, const StepTime& b, double of_b
 class Timeline {
  public:
   Timeline(const StepProgram& step, const Cluster& cluster, DType compute)
-      : step_(step), cluster_(cluster), compute_(compute) {}
+      : step_(step),
+        cluster_(cluster),
+        compute_(compute),
+        load_(std::min(cluster.imbalance, static_cast<double>(step.mesh.group_size(step.experts)))) {}
 
   /// Returns the time of a program. Collectives that it does not wait for stay in flight.
   StepTime play(const Program& program) {
@@ -79,13 +82,13 @@ class Timeline {
     time_->slowed += passed - seconds;
   }
 
-  /// The rounds in which the rank whose experts have most rows receives them. What later rounds compute again is left
-  /// out.
-  double rounds() const { return std::ceil(cluster_.imbalance / step_.expert_buffer); }
+  /// Returns the number of rounds in which the rank whose experts have most rows receives them. Left out are
+  /// elementwise operators of received rows, and GEMMs that later rounds compute again in the backward pass.
+  double rounds() const { return std::ceil(load_ / step_.expert_buffer); }
   /// Returns the seconds of an operator, of experts that ranks divide on the rank whose experts have most rows.
   double seconds_of(DType type, OpCall call) const {
     if (!call.of_experts || step_.experts == 0) return cluster_.seconds_of(type, call);
-    const double load = cluster_.imbalance / rounds();  // in each round
+    const double load = load_ / rounds();  // in each round
     int64_t& rows = call.product.trans_a ? call.product.k : call.product.m;
     rows = std::llround(load * static_cast<double>(rows));
     call.cost = {load * call.cost.flops, load * call.cost.bytes};
@@ -99,7 +102,7 @@ class Timeline {
     if (known == groups_.end()) known = groups_.emplace(axes, group_shape(cluster_, step_.mesh, axes)).first;
     CollectiveTime time = collective_time(cluster_, known->second, event.key.op, event.key.dtype, event.elements);
     if (event.key.op == CommOp::all_to_all && axes == step_.experts)
-      time = {.fixed = rounds() * time.fixed, .busy = cluster_.imbalance * time.busy, .measured = time.measured};
+      time = {.fixed = rounds() * time.fixed, .busy = load_ * time.busy, .measured = time.measured};
     Transfer transfer{event.collective, time.fixed, time.busy, known->second.spans_nodes(),
                       control ? "control" : step_.mesh.name_of(axes)};
     time_->comm[transfer.axis].busy += time.total();
@@ -162,6 +165,7 @@ class Timeline {
   const StepProgram& step_;
   const Cluster& cluster_;
   const DType compute_;
+  const double load_;  // rows of the rank whose experts have most, relative to the mean; at most all rows
   std::map<uint64_t, std::deque<Transfer>> channels_;
   std::map<mesh::AxisSet, GroupShape> groups_;
   StepTime* time_ = nullptr;

@@ -137,6 +137,16 @@ TEST(ExpertsPlan, UnevenLoadsCostTimeIfRanksDivideTheExperts) {
   EXPECT_EQ(after.plan.total, before.plan.total);
   EXPECT_GT(after.time.products, before.time.products);
   EXPECT_GT(after.time.comm.at("shards").busy, 1.2 * before.time.comm.at("shards").busy);
+  // Two ranks divide the experts: one of them receives at most twice the mean.
+  const auto times = [&](double imbalance) {
+    uneven.imbalance = imbalance;
+    const Config config = model({"parallel.strategy=fsdp", "parallel.shards=4", "parallel.experts=2"});
+    PlannedRun run = price_config(config, kVocab, uneven);
+    LayoutSearch(uneven, kVocab, DType::bf16, 1e12).estimate(run);
+    return std::pair(run.time.total(), run.estimate);
+  };
+  EXPECT_EQ(times(2), times(8));
+  EXPECT_LT(times(1.5), times(2));
 }
 
 TEST(ExpertsPlan, TellsWhatIsExchanged) {
