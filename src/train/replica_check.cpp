@@ -9,8 +9,8 @@
 namespace trainer::train {
 namespace {
 
-/// A parameter as ranks compare it: hashes of its name and elements, and of their values. Or a layer's choices: of its
-/// name and rows, and of the experts.
+/// A parameter, or a layer's choices of experts, as ranks compare them: a hash of the name and the elements or rows,
+/// and one of the values or experts.
 struct Entry {
   uint64_t which = 0, contents = 0;
 };
