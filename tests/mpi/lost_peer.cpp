@@ -96,7 +96,7 @@ class RowsOfExperts {
                   y = ex.take("y", {2 * experts_, width_}, DType::f32);
     loss.before(0);
     exchange_.gather(ex, counts, all).join(ex);
-    exchange_.plan(ex, experts_, all);
+    exchange_.plan(experts_, all);
     loss.before(1);
     const Scratch rows = exchange_.send(ex, 0, x, order, 2);
     loss.before(2);
