@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/shape.h"
@@ -24,6 +25,8 @@ ExchangePlan::ExchangePlan(int ranks, int64_t experts, int64_t capacity, int ran
   counts_.resize(of_group * static_cast<size_t>(experts));
   first_.resize(counts_.size());
   expert_rows_.resize(static_cast<size_t>(experts_per_rank()));
+  sent_rows_.resize(of_group);
+  received_rows_.resize(of_group);
   for (auto* const arrays : {&sent_, &received_})
     for (std::vector<int64_t>& array : *arrays) array.resize(of_group);
 }
@@ -31,6 +34,7 @@ ExchangePlan::ExchangePlan(int ranks, int64_t experts, int64_t capacity, int ran
 void ExchangePlan::set(std::span<const int32_t> counts) {
   TRAINER_CHECK(counts.size() == counts_.size(), "{} counts, expected {}", counts.size(), counts_.size());
   std::ranges::copy(counts, counts_.begin());
+  counted_ = -1;
   rounds_ = 1;
   int64_t place = 0;
   for (int64_t expert = 0; expert < experts_; ++expert) {
@@ -73,17 +77,25 @@ comm::Chunk ExchangePlan::sent_rows(int64_t round, int destination) const {
   return rows;
 }
 
-int64_t ExchangePlan::rows(int64_t round, int source, int destination) const {
-  int64_t rows = 0;
-  for (int64_t i = 0; i < experts_per_rank(); ++i)
-    rows += places(round, source, destination * experts_per_rank() + i).count;
-  return rows;
+void ExchangePlan::count_messages(int64_t round) {
+  if (round == counted_) return;
+  counted_ = round;
+  wire_rows_ = most_rows_ = 0;
+  for (int source = 0; source < ranks_; ++source)
+    for (int destination = 0; destination < ranks_; ++destination) {
+      int64_t rows = 0;
+      for (int64_t i = 0; i < experts_per_rank(); ++i)
+        rows += places(round, source, destination * experts_per_rank() + i).count;
+      if (source == rank_) sent_rows_[static_cast<size_t>(destination)] = rows;
+      if (destination == rank_) received_rows_[static_cast<size_t>(source)] = rows;
+      if (source != destination) wire_rows_ += rows;
+      most_rows_ = std::max(most_rows_, rows);
+    }
 }
 
-int64_t ExchangePlan::arriving(int64_t round) const {
-  int64_t all = 0;
-  for (int source = 0; source < ranks_; ++source) all += rows(round, source, rank_);
-  return all;
+int64_t ExchangePlan::arriving(int64_t round) {
+  count_messages(round);
+  return std::reduce(received_rows_.begin(), received_rows_.end());
 }
 
 std::span<const int64_t> ExchangePlan::expert_rows(int64_t round) {
@@ -95,19 +107,17 @@ std::span<const int64_t> ExchangePlan::expert_rows(int64_t round) {
 }
 
 comm::PeerCounts ExchangePlan::counts(int64_t round, int64_t width, bool back) {
+  count_messages(round);
   const size_t array = 2 * static_cast<size_t>(back) + static_cast<size_t>(width != 1);
   std::vector<int64_t>&to = sent_[array], &from = received_[array];
+  const auto elements = [width](int64_t rows) { return rows * width; };
+  std::ranges::transform(back ? received_rows_ : sent_rows_, to.begin(), elements);
+  std::ranges::transform(back ? sent_rows_ : received_rows_, from.begin(), elements);
   comm::PeerCounts all;
-  for (int source = 0; source < ranks_; ++source)
-    for (int destination = 0; destination < ranks_; ++destination) {
-      const int64_t elements = rows(round, source, destination) * width;
-      if (source == rank_) (back ? from : to)[static_cast<size_t>(destination)] = elements;
-      if (destination == rank_) (back ? to : from)[static_cast<size_t>(source)] = elements;
-      if (source != destination) all.wire += elements;
-      all.longest = std::max(all.longest, elements);
-    }
   all.send = to;
   all.receive = from;
+  all.wire = elements(wire_rows_);
+  all.longest = elements(most_rows_);
   return all;
 }
 

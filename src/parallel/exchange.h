@@ -31,7 +31,7 @@ class ExchangePlan {
   /// Returns the rows of the whole group, of this round and later ones, whose expert is on a different rank.
   int64_t away(int64_t from_round) const;
   /// Returns the number of rows that this rank receives in a round.
-  int64_t arriving(int64_t round) const;
+  int64_t arriving(int64_t round);
   /// Returns the rows of each of this rank's experts in a round; valid until the next call.
   std::span<const int64_t> expert_rows(int64_t round);
   /// Returns the elements of the messages of a round, `width` per row; `back`: those that return the rows. Messages of
@@ -50,14 +50,17 @@ class ExchangePlan {
   int64_t first(int source, int64_t expert) const { return first_[static_cast<size_t>(source * experts_ + expert)]; }
   /// Returns the places of a source's rows for an expert in the destination's order that are in a round.
   comm::Chunk places(int64_t round, int source, int64_t expert) const;
-  /// Returns the number of rows from a source to a destination in a round.
-  int64_t rows(int64_t round, int source, int destination) const;
+  /// Counts the rows of the messages of a round, unless they are counted.
+  void count_messages(int64_t round);
 
   const int ranks_, rank_;
   const int64_t experts_, capacity_;
   int64_t rounds_ = 1;
   std::vector<int64_t> counts_, first_;  // [source, expert]; the place of the first of these rows in their order
   std::vector<int64_t> expert_rows_;
+  int64_t counted_ = -1;  // the round of count_messages(), with the rows of its messages
+  std::vector<int64_t> sent_rows_, received_rows_;
+  int64_t wire_rows_ = 0, most_rows_ = 0;
   std::array<std::vector<int64_t>, 4> sent_, received_;  // results of counts(), by direction and by width, 1 or larger
 };
 

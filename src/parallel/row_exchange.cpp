@@ -32,6 +32,11 @@ void RowExchange::balance(int64_t rows) {
 
 void RowExchange::plan(int64_t rows, const Tensor& counts) {
   const int64_t ranks = ranks_.size(axes_);
+  const auto set_balanced = [&] {
+    balance(rows);
+    plan_->set(counts_);
+    balanced_ = true;
+  };
   if (!plan_ || rows != rows_) {
     rows_ = rows;
     capacity_ = exchange_capacity(ranks, experts_, rows, chosen_, buffer_);
@@ -39,21 +44,36 @@ void RowExchange::plan(int64_t rows, const Tensor& counts) {
     to_experts_.resize(static_cast<size_t>(capacity_));
     to_sources_.resize(to_experts_.size());
     counts_.resize(static_cast<size_t>(ranks * experts_));
-    balance(rows);
-    plan_->set(counts_);
+    set_balanced();
     planned_rows_ = plan_->away(0);
   }
   if (!counts) {
-    balance(rows);
-  } else {
-    const int64_t lines = counts.rows() / ranks;
-    std::ranges::fill(counts_, 0);
-    for (int64_t line = 0; line < counts.rows(); ++line)
-      for (int64_t e = 0; e < experts_; ++e)
-        counts_[static_cast<size_t>(line / lines * experts_ + e)] += counts.as<int32_t>()[line * experts_ + e];
+    if (!balanced_) set_balanced();
+    return;
   }
+  balanced_ = false;
+  const int64_t lines = counts.rows() / ranks;
+  std::ranges::fill(counts_, 0);
+  for (int64_t line = 0; line < counts.rows(); ++line)
+    for (int64_t e = 0; e < experts_; ++e)
+      counts_[static_cast<size_t>(line / lines * experts_ + e)] += counts.as<int32_t>()[line * experts_ + e];
   plan_->set(counts_);
   indexed_ = -1;
+}
+
+template <typename F>
+void RowExchange::for_each_sent(int64_t round, F&& f) const {
+  const int ranks = static_cast<int>(ranks_.size(axes_));
+  comm::Chunk range;
+  for (int rank = 0; rank <= ranks; ++rank) {
+    const comm::Chunk next = rank < ranks ? plan_->sent_rows(round, rank) : comm::Chunk();
+    if (range.count > 0 && next.begin == range.begin + range.count) {
+      range.count += next.count;
+      continue;
+    }
+    if (range.count > 0) f(range);
+    range = next;
+  }
 }
 
 Scratch RowExchange::index(Exec& ex, int64_t round, bool to_experts) {
@@ -81,14 +101,13 @@ RowExchange::Sent RowExchange::start(Exec& ex, int64_t round, const Tensor& x, c
   Sent sent{round, ex.take("experts.received", {capacity_, x.cols()}, x.dtype), {}};
   Scratch message = ex.take("experts.sent", {rows_ * chosen_, x.cols()}, x.dtype);
   int64_t packed = 0;
-  for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank) {
-    const comm::Chunk rows = plan_->sent_rows(round, static_cast<int>(rank));
+  for_each_sent(round, [&](comm::Chunk rows) {
     ops::run(ex, ops::GatherRows{.x = x,
                                  .index = order.range(rows.begin, rows.count),
                                  .y = message.tensor().row_range(packed, rows.count),
                                  .per_row = per_row});
     packed += rows.count;
-  }
+  });
   sent.ticket = exchange(ex, round, false, std::move(message), packed,
                          sent.received.tensor().row_range(0, plan_->arriving(round)));
   return sent;
@@ -117,17 +136,15 @@ comm::Ticket RowExchange::start_return(Exec& ex, int64_t round, const Tensor& ro
                                  .y = message.tensor().row_range(0, arriving)});
   }
   int64_t all = 0;
-  for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank)
-    all += plan_->sent_rows(round, static_cast<int>(rank)).count;
+  for_each_sent(round, [&](comm::Chunk to) { all += to.count; });
   if (all == sorted.rows()) return exchange(ex, round, true, std::move(message), arriving, sorted);
   comm::Ticket ticket = exchange(ex, round, true, std::move(message), arriving, rows.row_range(0, all));
   if (ticket.is_open()) ticket.join(ex);
   int64_t from = 0;
-  for (int64_t rank = 0; rank < ranks_.size(axes_); ++rank) {
-    const comm::Chunk to = plan_->sent_rows(round, static_cast<int>(rank));
+  for_each_sent(round, [&](comm::Chunk to) {
     ops::run(ex, ops::Copy{rows.row_range(from, to.count), sorted.row_range(to.begin, to.count)});
     from += to.count;
-  }
+  });
   return ticket;
 }
 

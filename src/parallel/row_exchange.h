@@ -61,6 +61,10 @@ class RowExchange {
   comm::Ticket exchange(Exec& ex, int64_t round, bool back, Scratch&& message, int64_t rows, const Tensor& out);
   /// Sets counts_ to those of balanced routing.
   void balance(int64_t rows);
+  /// Calls f for the rows that this rank sends in a round, as ranges of its sorted rows by destination. Adjacent ranges
+  /// are one: all rows, if there is one round.
+  template <typename F>
+  void for_each_sent(int64_t round, F&& f) const;
 
   const Ranks ranks_;
   const AxisSet axes_, split_;
@@ -68,6 +72,7 @@ class RowExchange {
   const double buffer_;
   int64_t rows_ = 0, capacity_ = 0;  // rows that plan_ is for, and its capacity
   std::optional<ExchangePlan> plan_;
+  bool balanced_ = false;     // plan_ is for balanced routing
   int64_t planned_rows_ = 0;  // rows on the wire with balanced routing
   int64_t unplanned_ = 0;
   std::vector<int32_t> counts_, to_experts_, to_sources_;
