@@ -126,7 +126,8 @@ std::vector<Run> Layout::runs(int rank, const BoxPosition& place, int64_t slice)
   }
   const bool apart = length < shape_[-1];  // if not, the runs merge into one unless other parts are between them
   if (length == 0) last = first;
-  if (apart || step != length || stride != 1) runs.reserve(static_cast<size_t>(last - first));
+  const bool merges = !apart && step == length && stride == 1;
+  if (!merges) runs.reserve(static_cast<size_t>(last - first));
   for (int64_t line = first, count = 0; line < last; line += count) {  // the lines of a matrix
     const int64_t row = line % rows;
     count = std::min(last - line, rows - row);
@@ -140,12 +141,10 @@ std::vector<Run> Layout::runs(int rank, const BoxPosition& place, int64_t slice)
       global += (box.begin[static_cast<size_t>(dim)] + index) * weight;
       local += index * at(pitch, dim);
     }
-    if (apart) {  // quickly, since a plan lists millions of lines
-      for (int64_t i = 0; i < count; ++i) runs.push_back({global + i * shape_[-1], local + i * step, length, stride});
-    } else if (step == length && stride == 1) {  // the same for whole tables
+    if (merges) {
       append_run(runs, {global, local, count * length, 1});
-    } else {
-      for (int64_t i = 0; i < count; ++i) append_run(runs, {global + i * shape_[-1], local + i * step, length, stride});
+    } else {  // quickly, since a plan lists millions of lines
+      for (int64_t i = 0; i < count; ++i) runs.push_back({global + i * shape_[-1], local + i * step, length, stride});
     }
   }
   return flat == 0 ? runs : clip_runs(runs, piece.begin, piece.count);

@@ -18,6 +18,7 @@ std::vector<Run> matrix_runs(int64_t rows, int64_t cols, int64_t local, int64_t 
 std::vector<Run> clip_runs(const std::vector<Run>& runs, int64_t begin, int64_t count) {
   std::vector<Run> clipped;
   for (const Run& run : runs) {
+    if (run.local >= begin + count || run.local + (run.length - 1) * run.stride < begin) continue;
     // Elements [first, last) of the run are inside the range.
     const int64_t first = run.local >= begin ? 0 : divide_up(begin - run.local, run.stride);
     const int64_t last = std::min(run.length, divide_up(std::max<int64_t>(0, begin + count - run.local), run.stride));
