@@ -225,9 +225,9 @@ double LayerCosts::routing(AxisSet rows, AxisSet experts) {
   // exchange, gathered twice before it and twice after it.
   const bool sends = ranks(experts) > 1;
   const double forward = sends ? 9 : 3, again = sends ? 4 : 2, backward = sends ? 9 : 5;
-  const double seconds = traffic(OpKind::elementwise, forward * bytes) +
-                         traffic(OpKind::elementwise, backward * bytes) +
-                         repeated() * traffic(OpKind::elementwise, again * bytes);
+  const double seconds =
+      traffic(OpKind::elementwise, forward * bytes) + traffic(OpKind::elementwise, backward * bytes) +
+      repeated() * traffic(OpKind::elementwise, again * bytes) + (1 + repeated() / 2) * counts_wait(cluster_);
   if (!sends) return seconds;
   const double sent = pairs * load(experts), all_counts = static_cast<double>(m.n_expert) * ranks(experts);
   return seconds + collective(experts, CommOp::all_gather, DType::i32, all_counts) +

@@ -176,8 +176,9 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
                    setup::update_text(plan.runs.front().plan.update, plan.runs.front().time.optimizer));
   if (!plan.runs.empty())
     if (const std::string exchange = setup::exchange_text(plan.runs.front().config, plan.compute); !exchange.empty())
-      text +=
-          format("row 1: {}; one round up to load {:g}\n", exchange, plan.runs.front().config.parallel.expert_buffer);
+      text += format("row 1: {} ({} of the step); one round up to load {:g}\n", exchange,
+                     format_percent(plan.runs.front().time.exchange / plan.runs.front().time.total()),
+                     plan.runs.front().config.parallel.expert_buffer);
   if (!plan.too_large.empty()) {
     const PlannedRun& run = plan.too_large.front();
     text +=

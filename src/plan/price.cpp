@@ -19,6 +19,7 @@ StepTime combined(const StepTime& a, double of_a, const StepTime& b, double of_b
   for (const auto& [name, part] : kStepParts) c.*part = of_a * a.*part + of_b * b.*part;
   c.unmeasured = of_a * a.unmeasured + of_b * b.unmeasured;
   c.bubble = of_a * a.bubble + of_b * b.bubble;
+  c.exchange = of_a * a.exchange + of_b * b.exchange;
   for (const auto& [time, share] : {std::pair{&a, of_a}, {&b, of_b}})
     for (const auto& [axis, comm] : time->comm) {
       c.comm[axis].busy += share * comm.busy;
@@ -87,12 +88,16 @@ class Timeline {
   double rounds() const { return std::ceil(load_ / step_.expert_buffer); }
   /// Returns the seconds of an operator, of experts that ranks divide on the rank whose experts have most rows.
   double seconds_of(DType type, OpCall call) const {
-    if (!call.of_experts || step_.experts == 0) return cluster_.seconds_of(type, call);
+    if (!call.of_experts) return cluster_.seconds_of(type, call);
+    // Half of the wait for each of a layer's two forward GEMMs, of which recomputation repeats one.
+    const bool forward = !call.product.trans_a && !call.product.trans_b;
+    const double wait = forward ? counts_wait(cluster_) / 2 : 0;
+    if (step_.experts == 0) return wait + cluster_.seconds_of(type, call);
     const double load = load_ / rounds();  // in each round
     int64_t& rows = call.product.trans_a ? call.product.k : call.product.m;
     rows = std::llround(load * static_cast<double>(rows));
     call.cost = {load * call.cost.flops, load * call.cost.bytes};
-    return rounds() * cluster_.seconds_of(type, call);
+    return wait + rounds() * cluster_.seconds_of(type, call);
   }
 
   void start(const Event& event) {
@@ -101,8 +106,10 @@ class Timeline {
     auto known = groups_.find(axes);
     if (known == groups_.end()) known = groups_.emplace(axes, group_shape(cluster_, step_.mesh, axes)).first;
     CollectiveTime time = collective_time(cluster_, known->second, event.key.op, event.key.dtype, event.elements);
-    if (event.key.op == CommOp::all_to_all && axes == step_.experts)
+    if (event.key.op == CommOp::all_to_all && axes == step_.experts) {
       time = {.fixed = rounds() * time.fixed, .busy = load_ * time.busy, .measured = time.measured};
+      time_->exchange += time.total();
+    }
     Transfer transfer{event.collective, time.fixed, time.busy, known->second.spans_nodes(),
                       control ? "control" : step_.mesh.name_of(axes)};
     time_->comm[transfer.axis].busy += time.total();

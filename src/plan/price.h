@@ -26,6 +26,8 @@ struct StepTime {
   std::map<std::string, Comm> comm;  // by axis
   /// Seconds of communication (overlapped or not) that were not interpolated from measurements.
   double unmeasured = 0;
+  /// Seconds in flight of the rows that ranks send to each other's experts, a part of `comm`.
+  double exchange = 0;
   /// With several stages, the share of the step in which ranks wait for other stages, on average.
   double bubble = 0;
 
@@ -51,6 +53,9 @@ StepTime extrapolate(const StepTime& a, const StepTime& b, double factor);
 /// Returns how the ranks along these axes are distributed over the nodes of a cluster that assigns consecutive
 /// ranks to each node.
 GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes);
+
+/// Returns the seconds in which a GPU idles while the host reads how many rows a layer's experts have: typical.
+inline double counts_wait(const Cluster& cluster) { return cluster.cpu ? 0 : 20e-6; }
 
 /// Returns the seconds by which communication prolongs compute that starts at the same time. `communication` and
 /// `compute` are the seconds that each takes on its own.
