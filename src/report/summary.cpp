@@ -25,6 +25,16 @@ double mean_of_last_losses(std::span<const StepReport> steps) {
   return count == 0 ? kUnknown : sum / static_cast<double>(count);
 }
 
+double mean_of_last_loads(std::span<const StepReport> steps) {
+  double sum = 0, count = 0;
+  for (auto step = steps.rbegin(); step != steps.rend() && count < 10; ++step) {
+    if (!step->experts) continue;
+    sum += step->experts->load_max;
+    ++count;
+  }
+  return count == 0 ? kUnknown : sum / count;
+}
+
 /// Returns the mean over the steps whose time is known.
 template <typename F>
 double mean(std::span<const StepReport> steps, F value) {
@@ -58,6 +68,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     summary.epoch = steps.back().epoch;
     summary.first_loss = steps.front().loss;
     summary.last_loss = mean_of_last_losses(steps);
+    summary.expert_load = mean_of_last_loads(steps);
     summary.skipped_steps = std::ranges::count(steps, true, &StepReport::skipped);
     summary.setup_changed = history.setup_from > 0;
     const auto alike = history.last_setup();
@@ -219,6 +230,9 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   }
   if (std::isfinite(summary.bubble))
     add("bubble", format("{}, {} predicted", format_percent(summary.bubble), format_percent(summary.predicted_bubble)));
+  if (std::isfinite(summary.expert_load))
+    add("experts",
+        format("load {:.2f}, of the busiest expert over the mean, in the last steps logged", summary.expert_load));
   if (const std::string update = update_text(summary); !update.empty()) add("update", update);
   if (summary.offload) add("offload", offload_text(*summary.offload));
   if (summary.measured_memory > 0) {

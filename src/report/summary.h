@@ -35,6 +35,7 @@ struct Summary {
   PhaseMs phase_ms;                                                   // means over the same steps
   double mean_step_ms = 0;                                            // mean over them of the whole step
   double optimizer_flops = 0;                                         // FLOPs of an update's GEMMs on rank 0; 0: none
+  double expert_load = kUnknown;                                      // mean of the last ten load_max
   double wall_s = kUnknown;                                           // sum over all processes that ended normally
   int64_t predicted_memory = 0, measured_memory = 0;                  // bytes of the process; 0: not known
   std::optional<OffloadReport> offload;                               // last step's; exposed_ms: median over the steps

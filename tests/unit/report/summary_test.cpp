@@ -129,6 +129,13 @@ TEST(Summary, ShowsTheUpdatesOfAnOptimizerWithGemms) {
   expect_texts(report_json(summary, history), "\"optimizer_flops\": 46080000000.0");
 }
 
+TEST(Summary, ShowsTheLoadsOfExpertsInTheLastStepsLogged) {
+  History history = finished_run();
+  EXPECT_EQ(joined(summary_lines(summarize(history, {}), "/nowhere")).find("experts"), std::string::npos);
+  for (size_t i = 0; i < 11; ++i) history.steps[i].experts = ExpertsReport{.load_max = i == 0 ? 9 : 1.25};
+  expect_texts(joined(summary_lines(summarize(history, {}), "/nowhere")), "experts     load 1.25");
+}
+
 TEST(Summary, ShowsTimesOfOffloadedUpdatesNextToTheirPredictionIfThereIsOne) {
   OffloadReport offload{.host = 300, .streamed = 100, .exposed_ms = 0.25, .update_ms = 28.31, .overlapped = 0.125};
   EXPECT_EQ(
