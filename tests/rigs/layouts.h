@@ -62,13 +62,31 @@ struct HowToRun {
   std::function<std::unique_ptr<device::Device>(int rank)> device = {};
   /// Makes the world for collectives on the device's tensors; empty: the world of threads.
   Carrier carrier = {};
+  /// Called before the first step, to change weights.
+  std::function<void(Tiny&)> prepare = {};
   /// Replaces the configured sharding; the size of its axis "data" is set to the number of replicas.
   std::optional<sharding::ModelSharding> sharding = {};
 };
 
-/// Trains for `steps` steps on all ranks of the layout.
+/// Returns the smallest difference between a chosen logit of a row and one that is not chosen.
+inline double deciding_gap(const Tensor& logits, int64_t chosen) {
+  double smallest = INFINITY;
+  for (int64_t row = 0; row < logits.rows(); ++row) {
+    const double* const first = logits.row_range(row, 1).as<double>();
+    std::vector<double> sorted(first, first + logits.cols());
+    std::ranges::sort(sorted, std::greater());
+    smallest = std::min(smallest, sorted[static_cast<size_t>(chosen - 1)] - sorted[static_cast<size_t>(chosen)]);
+  }
+  return smallest;
+}
+
+/// Trains for `steps` steps on all ranks of the layout. In double precision, no choice of an expert may depend on
+/// rounding.
 inline Result train(const config::Config& c, DType compute, int64_t steps, const HowToRun& how = {}) {
   Result result;
+  const bool compares_choices =
+      c.model.n_expert > 0 && compute == DType::f64 && !how.device && !c.debug.balanced_routing;
+  double gap = INFINITY;
   std::mutex mutex;
   comm::WorldOptions options{.timeout_s = 60};
   if (how.delay > 0)
@@ -86,6 +104,13 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     Tiny run(&world, c, compute,
              how.device ? how.device(world.rank()) : std::make_unique<device::CpuDevice>(how.threads), how.carrier,
              sharding);
+    if (how.prepare) how.prepare(run);
+    if (compares_choices)
+      run.trainer.routing()->on_choice = [&](int64_t, int64_t, const Tensor& logits, const Tensor& choices) {
+        const double smallest = deciding_gap(logits, choices.cols());
+        const std::lock_guard lock(mutex);
+        gap = std::min(gap, smallest);
+      };
     {
       const std::lock_guard lock(mutex);
       for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), false))
@@ -126,6 +151,9 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     result.predicted = run.trainer.expected_comm_bytes(run.trainer.comm_bytes_per_step());
     result.optimizer_bytes = run.trainer.store().home().memory().at("optimizer").current;
   });
+  if (compares_choices) {
+    EXPECT_TRUE(gap > 1e-9 && gap < INFINITY) << "rounding may decide on a choice of experts: " << gap;
+  }
   return result;
 }
 

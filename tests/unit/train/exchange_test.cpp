@@ -113,6 +113,61 @@ TEST(DividedExperts, FollowOneRankAndSendTheExpectedBytes) {
   }
 }
 
+TEST(DividedExperts, HaveTheLossAndNormOfAnyBufferAndNumberOfRanks) {
+  const Config whole = divided(sharded(4, 1, config::Arch::llama).config, 1, 1.5);
+  const Result one = train(on_one_rank(whole), DType::f64, 1);
+  for (const auto& [experts, buffer] :
+       std::vector<std::pair<int64_t, double>>{{1, 1.5}, {2, 1}, {2, 1.5}, {2, 2}, {4, 1}, {4, 1.5}, {4, 4}}) {
+    SCOPED_TRACE(format("{} ranks, buffer {}", experts, buffer));
+    Config c = whole;
+    c.parallel.experts = experts;
+    c.parallel.expert_buffer = buffer;
+    const Result many = train(c, DType::f64, 1);
+    EXPECT_NEAR(many.losses[0], one.losses[0], 1e-12 * one.losses[0]);
+    EXPECT_NEAR(many.norms[0], one.norms[0], 1e-12 * one.norms[0]);
+    if (buffer != 1.5) {
+      EXPECT_EQ(many.rounds > 1, buffer == 1);
+    }
+  }
+}
+
+/// Sets the weights of the routers so that each row chooses one of the experts 0 and 1, and one of 2 and 3: their
+/// logits are v, -v, w and -w, those of the other experts 0.
+void choose_the_first_half(Tiny& run) {
+  for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_fill(run.trainer.store(), false)) {
+    if (!slice.name.ends_with("router.weight")) continue;
+    for (const mesh::Run& elements : slice.runs)
+      for (int64_t i = 0; i < elements.length; ++i) {
+        const int64_t row = (elements.global + i) / 8, expert = (elements.global + i) % 8, pair = expert / 2;
+        const auto number = philox_at(philox_key(4, "router"), static_cast<uint64_t>(2 * row + pair)) % 1000;
+        const double weight = pair < 2 ? static_cast<double>(number) / 1000 - 0.5 : 0;
+        slice.local.as<double>()[elements.local + i * elements.stride] = expert % 2 == 0 ? weight : -weight;
+      }
+  }
+  run.trainer.store().refresh_compute();
+}
+
+TEST(DividedExperts, LeaveRanksWithoutRowsWhoseExpertsNoRouterChooses) {
+  const HowToRun how{.prepare = choose_the_first_half};
+  for (const LayoutCase& layout : layouts(1.5)) {
+    SCOPED_TRACE(layout.name);
+    const Result many = train(layout.config, DType::f64, 1, how),
+                 one = train(on_one_rank(layout.config), DType::f64, 1, how);
+    expect_same_run(many, one);
+    EXPECT_EQ(many.rounds, 2);
+    for (const std::vector<int64_t>& counts : many.choices) {
+      EXPECT_EQ(counts[0] + counts[1], counts[2] + counts[3]);
+      EXPECT_GT(std::ranges::min(std::span(counts).first(4)), 0);
+      EXPECT_EQ(std::ranges::max(std::span(counts).last(4)), 0);
+    }
+    for (const auto& [name, values] : many.gradients) {
+      if (name.find("mlp.experts.") == std::string::npos) continue;
+      const std::span<const double> unused = std::span(values).last(values.size() / 2);
+      EXPECT_EQ(std::ranges::count(unused, 0.0), std::ssize(unused)) << name;
+    }
+  }
+}
+
 TEST(DividedExperts, SendThePlannedBytesWithBalancedRouting) {
   for (LayoutCase& one : layouts(1)) {
     SCOPED_TRACE(one.name);

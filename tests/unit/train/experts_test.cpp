@@ -103,7 +103,8 @@ TEST(TrainingWithExperts, EvaluatesWithoutTheLossesOfRouters) {
 
 // Indices stay valid, and the step is skipped.
 TEST(TrainingWithExperts, SkipsAStepWhoseLogitsAreNotNumbers) {
-  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity}) {
     Tiny run(tiny_experts(), DType::f64, 2);
     run.step(1);
     for (const params::Param& param : run.trainer.store().params()) {

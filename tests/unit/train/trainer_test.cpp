@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "config/strategies.h"
 #include "rigs/tiny.h"
 
 namespace {
@@ -151,6 +152,38 @@ TEST(Trainer, AllocatesNothingWithExpertsEither) {
       c.train.recompute_layers = 1;
       expect_no_allocation(1, c, compute);
     }
+}
+
+// The planner searches many shardings.
+TEST(Trainer, AllocatesNothingToCheckTheRulesOfAShardingWithExperts) {
+  config::Config c = tiny_experts(true);
+  c.parallel.strategy = config::StrategyName::fsdp;
+  c.parallel.shards = c.parallel.experts = 2;
+  c.model.seq_len = 12;
+  const sharding::ModelSharding whole = config::sharding_of(c);
+  const sharding::Extents fits = config::extents_of(c);
+  sharding::ModelSharding copies = whole;
+  copies.layers.back().mlp.rows = 0;
+  sharding::Extents odd = fits, none = fits;
+  odd.n_expert = 7;
+  none.n_expert = 0;
+  using Rule = sharding::Violation::Rule;
+  const auto expect = [](const sharding::ModelSharding& sharding, const sharding::Extents& extents,
+                         std::optional<Rule> rule) {
+    allocations = 0;
+    counted = true;
+    const std::optional<sharding::Violation> first = first_violation(sharding, extents);
+    counted = false;
+    EXPECT_EQ(allocations, 0);
+    ASSERT_EQ(first.has_value(), rule.has_value());
+    if (first) {
+      EXPECT_EQ(first->rule, *rule) << first->text(sharding);
+    }
+  };
+  expect(whole, fits, {});
+  expect(whole, odd, Rule::divides);
+  expect(whole, none, Rule::no_experts);
+  expect(copies, fits, Rule::one_split);
 }
 
 INSTANTIATE_TEST_SUITE_P(Trainer, EveryRun,
