@@ -54,8 +54,9 @@ StepTime extrapolate(const StepTime& a, const StepTime& b, double factor);
 /// ranks to each node.
 GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes);
 
-/// Returns the seconds in which a GPU idles while the host reads how many rows a layer's experts have: typical.
-inline double counts_wait(const Cluster& cluster) { return cluster.cpu ? 0 : 20e-6; }
+/// Returns the seconds in which a GPU idles while the host reads how many rows a layer's experts have: about as long as
+/// four launches take.
+inline double counts_wait(const Cluster& cluster) { return cluster.cpu ? 0 : 4 * cluster.operator_seconds; }
 
 /// Returns the seconds by which communication prolongs compute that starts at the same time. `communication` and
 /// `compute` are the seconds that each takes on its own.
