@@ -65,6 +65,14 @@ inline LayoutCase with_experts(LayoutCase one, bool shared) {
   return one;
 }
 
+/// Divides the experts over two ranks. Loads are balanced, so that the bytes do not depend on the data.
+inline LayoutCase divided(LayoutCase one) {
+  one.name += "Divided";
+  one.config.parallel.experts = 2;
+  one.config.debug.balanced_routing = true;
+  return one;
+}
+
 inline std::vector<LayoutCase> all_cases() {
   std::vector<LayoutCase> all;
   const auto add = [&](const auto& layout, int64_t steps = 5) {
@@ -190,6 +198,8 @@ inline std::vector<LayoutCase> all_cases() {
                       named(AxonnGrid{2, 1, 2, 1, llama}), named(square(2)), mixed_specs(llama)});
   add_experts(true, {sharded(4, 1, llama, 2), named(MegatronLayout{2, 1, true, llama}),
                      named(AxonnGrid{2, 1, 2, 2, llama}), named(square(1)), mixed_specs(llama)});
+  all.push_back(divided(with_experts(named(MegatronLayout{1, 2, true, llama}), false)));
+  all.push_back(divided(with_experts(sharded(4, 1, llama, 2), true)));
   return all;
 }
 

@@ -72,7 +72,9 @@ INSTANTIATE_TEST_SUITE_P(Some, Properties,
                                                           "X2Y2Z1Data1LlamaPostNorm",
                                                           "CrossedLlamaMasks",
                                                           "CrossedLlamaZLossSoftcap",
-                                                          "Q2Depth1Data1LlamaAutoRingTile1x1Masks"})),
+                                                          "Q2Depth1Data1LlamaAutoRingTile1x1Masks",
+                                                          "Tensor1Data2SpEach2LlamaExpertsDivided",
+                                                          "Shards4Context2Data1LlamaSharedExpertDivided"})),
                          name_of_case);
 
 TEST(LayoutLoss, OfARanksOwnRowsIsThatOfOneRank) {
@@ -154,9 +156,10 @@ TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
 }
 
 TEST(LayoutCheckpoints, OfExpertsAreTheSameTensorsInAnyLayout) {
-  const std::vector<LayoutCase> layouts = layouts_named(
-      {"Shards4Context2Data1LlamaSharedExpert", "Tensor2Data1SpEach2LlamaSharedExpert", "X2Y1Z2Data2LlamaSharedExpert",
-       "Q2Depth1Data1LlamaAutoGatherTile1x1SharedExpert", "MixedLlamaSharedExpert"});
+  const std::vector<LayoutCase> layouts =
+      layouts_named({"Shards4Context2Data1LlamaSharedExpertDivided", "Shards4Context2Data1LlamaSharedExpert",
+                     "Tensor2Data1SpEach2LlamaSharedExpert", "X2Y1Z2Data2LlamaSharedExpert",
+                     "Q2Depth1Data1LlamaAutoGatherTile1x1SharedExpert", "MixedLlamaSharedExpert"});
   std::vector<Config> chain;
   for (const LayoutCase& one : layouts) {
     chain.push_back(one.config);

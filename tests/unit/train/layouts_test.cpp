@@ -98,7 +98,9 @@ const std::vector<LayoutCase>& scheduled_layouts() {
                                                             "X1Y2Z2Data2LlamaPostNorm",
                                                             "CrossedLlamaPostNorm",
                                                             "Tensor2Data2Each2LlamaExperts",
-                                                            "Shards4Context2Data1LlamaSharedExpert"});
+                                                            "Shards4Context2Data1LlamaSharedExpert",
+                                                            "Tensor1Data2SpEach2LlamaExpertsDivided",
+                                                            "Shards4Context2Data1LlamaSharedExpertDivided"});
   return all;
 }
 

@@ -210,5 +210,13 @@ TEST(Muon, StateIsLoadedInOtherLayouts) {
   }
 }
 
+TEST(Muon, StateOfDividedExpertsIsLoadedByOneRankForAllAndBack) {
+  const Config divided = with_muon(layouts_named({"Tensor1Data2SpEach2LlamaExpertsDivided"}).front().config);
+  Config whole = divided, shards = divided;
+  whole.parallel.experts = 1;
+  shards.parallel = layouts_named({"Shards4Context2Data1LlamaSharedExpertDivided"}).front().config.parallel;
+  expect_same_tensors_in(std::array{divided, whole, divided, shards, on_one_rank(whole), divided});
+}
+
 }  // namespace
 }  // namespace trainer::tests

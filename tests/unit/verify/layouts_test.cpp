@@ -37,6 +37,16 @@ const Layout kLayouts[] = {
      {"model.arch=qwen3_moe", "model.d_ff=128", "model.n_expert=8", "model.d_expert=64", "model.moe_every=2",
       "parallel.data=2", "parallel.zero_stage=1", "train.recompute=full"},
      false},
+    {"ContextAndExperts",
+     {"model.n_layer=2", "model.arch=mixtral", "model.n_expert=4", "model.d_expert=64", "parallel.strategy=fsdp",
+      "parallel.shards=4", "parallel.context=2", "parallel.experts=2", "train.micro_batch=2"},
+     false},
+    {"TableWithExperts",
+     {"model.n_layer=2", "model.arch=mixtral", "model.n_expert=4", "model.d_expert=64", "parallel.strategy=autoddl",
+      "parallel.axes=[2, 2]", "train.micro_batch=2",
+      R"(parallel.layer=[{stream="r-", attention="rc", hidden="rc", qkv="fc", out="fk", up="fc", down="fk", experts="e-"}])",
+      "parallel.head=r-", "parallel.table=fv"},
+     false},
 };
 
 class Layouts : public testing::TestWithParam<Layout> {};
