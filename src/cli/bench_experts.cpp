@@ -32,7 +32,7 @@ Mixture mixture_of(const Bench& b) {
 
 json bench_experts(const Bench& b) {
   if (!b.options.config.file.empty() && b.config.model.n_expert == 0) {
-    b.say("the model has no experts\n");
+    b.say("the model has no experts: set model.n_expert, or leave out --config for common shapes\n");
     return {};
   }
   const Mixture mixture = mixture_of(b);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -220,6 +221,7 @@ int plan_command(const PlanOptions& o) {
   plan::Cluster cluster = given ? *given : cluster_of(o, request.config.hardware.profile);
   if (o.imbalance != 1 && request.config.model.n_expert == 0)
     throw Error(Code::usage, format("--imbalance {}: the model has no experts; remove it", o.imbalance));
+  if (std::isnan(o.imbalance)) throw Error(Code::usage, "--imbalance nan: must be a number from 1 to 1024");
   cluster.imbalance = o.imbalance;
   request.bf16_gradients = std::ranges::count(o.free, "parallel.rs_dtype") > 0;
   request.vocab = vocabulary(request.config);
