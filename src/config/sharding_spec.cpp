@@ -10,12 +10,12 @@ namespace trainer::config {
 namespace {
 
 using sharding::AxisSet;
-using sharding::GemmSchedule;
 using sharding::Layer;
 using sharding::LinearSharding;
 using sharding::ModelSharding;
 using sharding::Site;
 using sharding::Spread;
+using sharding::Transfer;
 using sharding::VocabSpread;
 
 constexpr const char* kRing = "ring";
@@ -67,7 +67,7 @@ ModelSharding parse_tables(const Config& config) {
     for (const auto& [word, letters] : words_of(layer)) read(spec.*word, letters);
     for (auto& [site, linear] : layer.linears) {
       linear.rows |= linear.flat;
-      if (spec.schedule == kRing) linear.schedule = GemmSchedule::ring;
+      if (spec.schedule == kRing) linear.schedule = Transfer::ring;
     }
     layer.count = spec.layers > 0 ? spec.layers : std::max<int64_t>(left, 0);
     left -= layer.count;
@@ -95,7 +95,7 @@ void set_tables(Config& config, const ModelSharding& sharding) {
     LayerSpec spec;
     for (const auto& [word, letters] : words_of(layer)) spec.*word = word_of(s, letters);
     if (layer.experts == 0) spec.experts.clear();
-    if (layer.at(Site::qkv).schedule == GemmSchedule::ring) spec.schedule = kRing;
+    if (layer.at(Site::qkv).schedule == Transfer::ring) spec.schedule = kRing;
     if (s.layers.size() > 1) spec.layers = layer.count;
     p.layer.push_back(std::move(spec));
   }

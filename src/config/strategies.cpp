@@ -14,11 +14,11 @@ namespace trainer::config {
 
 using sharding::Axis;
 using sharding::AxisSet;
-using sharding::GemmSchedule;
 using sharding::Layer;
 using sharding::LinearSharding;
 using sharding::ModelSharding;
 using sharding::Site;
+using sharding::Transfer;
 
 // The named strategies as points in one space of shardings. r: rows, c: columns, k: contraction dimension, f: rows,
 // with the weights in flat shards, v: vocabulary, h: hidden, -: replicated.
@@ -55,7 +55,7 @@ ModelSharding keeping(ModelSharding s, const Config& config) {
       s.layers[l].count = kept;
       s.layers[l + 1].count -= kept;
     }
-    for (auto& [site, linear] : s.layers[l].linears) linear.keep = linear.schedule == GemmSchedule::at_once;
+    for (auto& [site, linear] : s.layers[l].linears) linear.keep = linear.schedule == Transfer::at_once;
     kept -= s.layers[l].count;
   }
   return s;

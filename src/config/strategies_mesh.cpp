@@ -9,10 +9,10 @@ namespace trainer::config {
 namespace {
 
 using sharding::AxisSet;
-using sharding::GemmSchedule;
 using sharding::LinearSharding;
 using sharding::ModelSharding;
 using sharding::Site;
+using sharding::Transfer;
 
 // Optimus-2D: tensor parallelism on a mesh of q × q ranks (Xu et al. 2021). Both activations and weights are split by
 // rows and by columns, so only vectors are replicated. The 2.5-dimensional form (Wang et al. 2021) has `depth` meshes
@@ -61,7 +61,7 @@ ModelSharding optimus(const Config& config) {
   const AxisSet row = lines[0], col = lines[1];
   for (const size_t i : {size_t{0}, size_t{1}})
     if (s.find(names[i]) == 0) s.groups.push_back({names[i], lines[i]});
-  const GemmSchedule schedule = p.panels == Panels::ring ? GemmSchedule::ring : GemmSchedule::at_once;
+  const Transfer schedule = p.panels == Panels::ring ? Transfer::ring : Transfer::at_once;
   const LinearSharding all{.rows = row, .cols = col, .flat = row, .schedule = schedule},
       input_stays{.rows = row, .contraction = col, .flat = row, .schedule = schedule};
   const sharding::Spread square{.rows = row, .cols = col};

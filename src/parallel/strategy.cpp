@@ -56,7 +56,7 @@ LinearSpec LayerSpec::linear(Site site, config::Role role) const {
 std::unique_ptr<Linear> Strategy::linear(int layer, int group, const LinearSpec& spec) {
   const sharding::Layer& cut = sharding_.layer(layer);
   const sharding::LinearSharding& linear = cut.at(spec.site);
-  if (linear.schedule == sharding::GemmSchedule::ring && ranks_.size(linear.rows) > 1)
+  if (linear.schedule == sharding::Transfer::ring && ranks_.size(linear.rows) > 1)
     return std::make_unique<SummaLinear>(ranks_, store_, group, spec, linear);
   const Spread inside = cut.inside(spec.site);
   const bool reads = reads_residual(spec.site);

@@ -131,7 +131,7 @@ double LayerCosts::linear(const Matrix& matrix, LinearSharding linear, AxisSet e
     // GEMM.
     // If the matrix is kept, it is gathered once per step.
     const bool kept =
-        config_.parallel.cache_layers >= config_.model.n_layer && linear.schedule == sharding::GemmSchedule::at_once;
+        config_.parallel.cache_layers >= config_.model.n_layer && linear.schedule == sharding::Transfer::at_once;
     seconds += added(flat, gather, time.forward) / (kept ? accumulation_ : 1) +
                (kept ? 0 : added(flat, gather, time.dx)) + added(flat, scatter, time.dx + time.dw);
   }

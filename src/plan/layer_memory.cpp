@@ -84,7 +84,7 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
         for (const Matrix& matrix : matrices)
           written +=
               matrix.share * matrix.count * matrix.in * matrix.out / ranks(cut_of(matrix, l, layer.experts)) * wide;
-      if (l.schedule == sharding::GemmSchedule::ring) continue;  // holds only one block at a time
+      if (l.schedule == sharding::Transfer::ring) continue;  // holds only one block at a time
       const bool reads = reads_residual(site);
       const Spread& from = reads ? layer.stream : layer.inside(site);
       const Spread& to = reads ? layer.inside(site) : layer.stream;

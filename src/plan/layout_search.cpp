@@ -193,8 +193,7 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
   ModelSharding other = layout;  // switch the schedule between a ring of GEMMs and a single GEMM
   for (sharding::Layer& layer : other.layers)
     for (auto& [site, l] : layer.linears)
-      l.schedule =
-          l.schedule == sharding::GemmSchedule::ring ? sharding::GemmSchedule::at_once : sharding::GemmSchedule::ring;
+      l.schedule = l.schedule == sharding::Transfer::ring ? sharding::Transfer::at_once : sharding::Transfer::ring;
   add(std::move(other));
   for (Config& kept : config::variants(config, cluster_.devices_per_node)) {
     runs.push_back(planned(std::move(kept)));

@@ -144,7 +144,7 @@ class Check {
       const AxisSet twice = (linear.rows & linear.cols) | (linear.rows & linear.contraction) |
                             (linear.cols & linear.contraction) | (linear.flat & ~linear.rows);
       require(twice == 0, {.rule = Rule::disjoint, .axes = twice, .site = name});
-      if (linear.schedule == GemmSchedule::ring) ring(layer, linear, site, name);
+      if (linear.schedule == Transfer::ring) ring(layer, linear, site, name);
     }
   }
 
@@ -161,7 +161,7 @@ class Check {
                                    (up.cols ^ down.contraction));
     require(differ == 0, {.rule = Rule::one_split, .extent = Extent::d_expert, .axes = differ});
     for (const Site site : {Site::up, Site::down})
-      require(layer.at(site).schedule == GemmSchedule::at_once,
+      require(layer.at(site).schedule == Transfer::at_once,
               {.rule = Rule::no_ring, .extent = Extent::d_expert, .site = kSiteNames[static_cast<size_t>(site)]});
     divides(Extent::n_expert, e_.n_expert, layer.experts, "hold whole experts");
     const AxisSet rows = layer.stream.rows & layer.mlp.rows & up.rows & down.rows & ~(s_.data() | s_.stage_axis()),

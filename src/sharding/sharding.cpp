@@ -20,6 +20,7 @@ void for_each_set(ModelSharding& s, const Map& map) {
     for (auto& [site, linear] : layer.linears)
       for (AxisSet* set : {&linear.rows, &linear.cols, &linear.contraction, &linear.flat}) map(*set);
     map(layer.experts);
+    map(layer.context.axes);
   }
   spread(s.head);
   for (AxisSet* set : {&s.table.vocab, &s.table.width, &s.table.flat}) map(*set);
@@ -99,7 +100,7 @@ const Layer& ModelSharding::layer(int64_t index) const {
 bool ModelSharding::gathers_weights() const {
   for (const Layer& layer : layers)
     for (const auto& [site, linear] : layer.linears)
-      if (linear.schedule == GemmSchedule::at_once && wide(linear.flat) != 0) return true;
+      if (linear.schedule == Transfer::at_once && wide(linear.flat) != 0) return true;
   return false;
 }
 

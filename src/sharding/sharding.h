@@ -32,16 +32,16 @@ struct Spread {
   bool operator==(const Spread&) const = default;
 };
 
-/// When blocks of operands are communicated: all before a single GEMM, or step by step (SUMMA), each step overlapped
-/// with the previous step's GEMM.
-enum class GemmSchedule : uint8_t { at_once, ring };
+/// When operands that other ranks have are communicated: all before a single computation, or step by step, each step
+/// overlapped with the computation on what came before (SUMMA, ring attention).
+enum class Transfer : uint8_t { at_once, ring };
 
 /// The dimensions of a linear's GEMM Y[m, n] = X[m, k] · W[k, n] that the axes split. The first three sets are
 /// disjoint.
 struct LinearSharding {
   AxisSet rows = 0, cols = 0, contraction = 0;  // m, n, k
   AxisSet flat = 0;                             // subset of rows over which W is stored in flat shards
-  GemmSchedule schedule = GemmSchedule::at_once;
+  Transfer schedule = Transfer::at_once;
   bool keep = false;  // keeps a gathered W in memory until the weights change
   bool operator==(const LinearSharding&) const = default;
 };
@@ -58,6 +58,13 @@ struct VocabSpread {
 enum class Site : uint8_t { qkv, out, up, down };
 constexpr bool reads_residual(Site site) { return site == Site::qkv || site == Site::up; }
 
+/// The exchange of keys and values among ranks that have different token rows of the same sequences.
+struct ContextSharding {
+  AxisSet axes = 0;  // subset of the axes that split attention's rows; along the others, sequences are whole
+  Transfer schedule = Transfer::at_once;
+  bool operator==(const ContextSharding&) const = default;
+};
+
 struct Layer {
   Spread stream, attention, mlp;           // residual stream and norms; q, k, v (whole heads); between up and down
   std::map<Site, LinearSharding> linears;  // those of the layer (config::linears_of); no axis splits the others
@@ -66,6 +73,7 @@ struct Layer {
   /// axes ranks have different experts instead of different rows, and exchange rows. Elsewhere in the layer, the axes
   /// split rows.
   AxisSet experts = 0;
+  ContextSharding context = {};
 
   const LinearSharding& at(Site site) const;
   LinearSharding& at(Site site) { return linears[site]; }

@@ -106,7 +106,7 @@ TEST(NamedStrategies, OfOneRankAreOneSharding) {
   for (const char* set : {"parallel.strategy=fsdp", "parallel.strategy=optimus-2d", "parallel.strategy=axonn-4d"}) {
     sharding::ModelSharding other = anonymous(sharding_of(configure({set})));
     for (sharding::Layer& layer : other.layers)
-      for (auto& [site, linear] : layer.linears) linear.schedule = sharding::GemmSchedule::at_once;
+      for (auto& [site, linear] : layer.linears) linear.schedule = sharding::Transfer::at_once;
     EXPECT_EQ(other, single) << set;
   }
 }

@@ -170,7 +170,7 @@ TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
 }
 
 /// Returns Optimus-2D's sharding of four sequences of 8 tokens over 2 x 2 ranks.
-ModelSharding square(GemmSchedule schedule) {
+ModelSharding square(Transfer schedule) {
   ModelSharding s;
   s.axes = {{"data", 1}, {"row", 2}, {"col", 2}};
   const LinearSharding all{.rows = 2, .cols = 4, .flat = 2, .schedule = schedule};
@@ -190,9 +190,9 @@ constexpr Extents kExtents{.n_layer = 2,
                            .seq_len = 8};
 
 TEST(Rules, OfARingAskForASquareInTheLinearAndAroundIt) {
-  EXPECT_FALSE(first_violation(square(GemmSchedule::ring), kExtents));
+  EXPECT_FALSE(first_violation(square(Transfer::ring), kExtents));
   const auto broken = [](const std::function<void(ModelSharding&)>& change) {
-    ModelSharding s = square(GemmSchedule::ring);
+    ModelSharding s = square(Transfer::ring);
     change(s);
     const std::optional<Violation> first = first_violation(s, kExtents);
     return first && first->rule == Violation::Rule::ring;
@@ -208,7 +208,7 @@ TEST(Rules, OfARingAskForASquareInTheLinearAndAroundIt) {
 }
 
 TEST(Rules, OfExpertsAskForWholeRowsAndOneSplit) {
-  ModelSharding s = square(GemmSchedule::at_once);
+  ModelSharding s = square(Transfer::at_once);
   Extents e = kExtents;
   e.n_expert = 4, e.d_expert = 6;
   const auto text = [&] {
@@ -224,14 +224,14 @@ TEST(Rules, OfExpertsAskForWholeRowsAndOneSplit) {
   e.d_expert = 6, e.d_shared = 7;
   EXPECT_NE(text().find("d_shared = 7 cannot"), std::string::npos) << text();
   e.d_shared = 0;
-  s.layers[0].at(Site::up).schedule = GemmSchedule::ring;
+  s.layers[0].at(Site::up).schedule = Transfer::ring;
   EXPECT_NE(text().find("ring schedule of up"), std::string::npos) << text();
   s.layers[0].at(Site::up) = {};
   EXPECT_NE(text().find("must be split in the same way"), std::string::npos) << text();
 }
 
 TEST(Rules, OfDividedExpertsAskForDifferentRows) {
-  ModelSharding s = square(GemmSchedule::at_once);
+  ModelSharding s = square(Transfer::at_once);
   std::swap(s.layers[0].at(Site::down).cols, s.layers[0].at(Site::down).contraction);
   Extents e = kExtents;
   e.n_expert = 4, e.d_expert = 6;
@@ -259,7 +259,7 @@ TEST(Rules, OfDividedExpertsAskForDifferentRows) {
 TEST(Rules, NameExtentRanksAxesAndWhatWouldFit) {
   Extents e = kExtents;
   e.d_ff = 25;
-  const ModelSharding s = square(GemmSchedule::at_once);
+  const ModelSharding s = square(Transfer::at_once);
   const Violation first = first_violation(s, e).value();
   for (const char* part : {"d_ff = 25", "2 ranks along col", "between up and down"})
     EXPECT_NE(first.text(s).find(part), std::string::npos) << first.text(s);
@@ -280,9 +280,9 @@ TEST(OnMesh, SplitsTheAxisAlongWhichRanksShareHeads) {
 }
 
 TEST(Anonymous, ForgetsNamesAndAxesOfOneRank) {
-  ModelSharding a = square(GemmSchedule::ring), b;
+  ModelSharding a = square(Transfer::ring), b;
   b.axes = {{"data", 1}, {"x", 1}, {"y", 2}, {"z", 2}};
-  const LinearSharding all{.rows = 4, .cols = 8, .contraction = 2, .flat = 4, .schedule = GemmSchedule::ring};
+  const LinearSharding all{.rows = 4, .cols = 8, .contraction = 2, .flat = 4, .schedule = Transfer::ring};
   b.layers = {{.stream = {4, 8}, .attention = {4, 8}, .mlp = {4, 8}, .count = 1}};
   for (const Site site : kSites) b.layers[0].at(site) = all;
   b.layers.push_back(b.layers[0]);
