@@ -12,6 +12,7 @@
 #include "ops/fingerprint.h"
 #include "ops/gemm_tuning.h"
 #include "ops/grouped_gemm.h"
+#include "ops/merge_attention.h"
 #include "ops/muon.h"
 #include "ops/norm.h"
 #include "ops/reduce.h"
@@ -25,7 +26,7 @@ namespace trainer::ops::cuda {
 
 // clang-format off
 #define TRAINER_CUDA_OPERATORS(X) \
-  X(Gemm) X(AttentionForward) X(AttentionBackward) \
+  X(Gemm) X(AttentionForward) X(AttentionBackward) X(MergeAttention) \
   X(NormForward) X(NormApply) X(NormBackward) \
   X(NormMoments) X(NormMerge) X(SplitNormSums) X(SplitNormBackward) \
   X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) \

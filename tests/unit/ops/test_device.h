@@ -78,6 +78,7 @@ inline Operands operands(AttentionForward& o) { return {&o.q, &o.k, &o.v, &o.out
 inline Operands operands(AttentionBackward& o) {
   return {&o.q, &o.k, &o.v, &o.out, &o.lse, &o.dout, &o.dq, &o.dk, &o.dv, &o.mask.first};
 }
+inline Operands operands(MergeAttention& o) { return {&o.part, &o.part_lse, &o.sum, &o.sum_lse}; }
 inline Operands operands(NormForward& o) { return {&o.x, &o.gain, &o.bias, &o.y, &o.mean, &o.rstd}; }
 inline Operands operands(NormApply& o) { return {&o.x, &o.gain, &o.bias, &o.mean, &o.rstd, &o.y}; }
 inline Operands operands(NormBackward& o) {
