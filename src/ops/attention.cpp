@@ -29,10 +29,13 @@ int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 :
 
 /// Returns the number of (query, key) pairs in one head of one sequence that are visible within the window.
 double visible_pairs(const AttentionShape& s, int64_t window) {
-  const int64_t earlier = s.earlier(), most = window > 0 ? window : s.k_len;
-  const int64_t growing = std::clamp<int64_t>(most - earlier, 0, s.q_len);  // queries that see all earlier keys
-  return static_cast<double>(growing) * (static_cast<double>(earlier) + 0.5 * (static_cast<double>(growing) + 1)) +
-         static_cast<double>(s.q_len - growing) * static_cast<double>(most);
+  // Query i sees the first earlier + i + 1 keys, without those of the query that is `window` positions before it.
+  const auto sum_to = [&](int64_t last) {  // of min(j, k_len), 0 < j <= last
+    const int64_t growing = std::clamp<int64_t>(last, 0, s.k_len);
+    return growing * (growing + 1) / 2 + std::max<int64_t>(last - s.k_len, 0) * s.k_len;
+  };
+  const auto pairs = [&](int64_t earlier) { return sum_to(earlier + s.q_len) - sum_to(earlier); };
+  return static_cast<double>(pairs(s.earlier()) - (window > 0 ? pairs(s.earlier() - window) : 0));
 }
 /// `tensors`: number of tensors of the size of the queries, and of that of the keys, that are read or written.
 Cost attention_cost(const AttentionForward& op, double flops_per_pair_and_dim, int64_t tensors) {
@@ -45,23 +48,32 @@ Cost attention_cost(const AttentionForward& op, double flops_per_pair_and_dim, i
 }
 AttentionRows operand(const Tensor& x, int64_t head) { return {x.data, x.ld(), head}; }
 
+/// Checks keys, values or their gradients.
+void expect_keys(const Tensor& x, const AttentionShape& s, DType dtype, const char* name) {
+  const int64_t needed = s.by_head ? s.batch * s.kv_heads * s.capacity() : (s.batch - 1) * s.capacity() + s.k_len;
+  expect_rows(x, std::max(x.rows(), needed), s.by_head ? s.head_dim : s.kv_heads * s.head_dim, dtype, name);
+}
+
 /// Checks the operands that both passes have, and returns a job with them.
 AttentionJob job_of(const AttentionForward& op) {
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype;
   kernel_index(dtype, "attention");  // checks the type
-  TRAINER_CHECK(s.batch > 0 && s.q_len > 0 && s.head_dim > 0, "attention over {} sequences of {} queries of size {}",
-                s.batch, s.q_len, s.head_dim);
-  TRAINER_CHECK(
-      s.first_key >= 0 && s.earlier() >= 0 && s.seen() <= s.k_len,
-      "attention requires a key at the position of each query, not {} queries from {} on and {} keys from {} on",
-      s.q_len, s.first_query, s.k_len, s.first_key);
+  TRAINER_CHECK(s.batch > 0 && s.q_len > 0 && s.k_len > 0 && s.head_dim > 0,
+                "attention over {} sequences of {} queries and {} keys of size {}", s.batch, s.q_len, s.k_len,
+                s.head_dim);
+  TRAINER_CHECK(s.first_query >= 0 && s.first_key >= 0, "attention: queries from {} on and keys from {} on",
+                s.first_query, s.first_key);
   TRAINER_CHECK(s.capacity() >= s.k_len, "attention: {} keys exceed a capacity of {}", s.k_len, s.k_capacity);
   TRAINER_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0,
                 "attention: {} query heads are not a multiple of {} key/value heads", s.heads, s.kv_heads);
   AttentionJob job{};
   job.q_len = s.q_len;
   job.k_len = s.seen();
+  job.shift = s.earlier();
+  job.first_query = s.first_query;
+  job.first_key = s.first_key;
+  job.length = s.length == 0 ? s.first_query + s.q_len : s.length;
   job.k_capacity = s.capacity();
   job.key_rows = s.by_head ? s.kv_heads * job.k_capacity : job.k_capacity;
   job.heads = s.heads;
@@ -73,11 +85,12 @@ AttentionJob job_of(const AttentionForward& op) {
   job.key_blocks = divide_up(job.k_len, kKeyBlock);
   if (op.mask.first) {
     expect_count(op.mask.first, s.batch * s.q_len, DType::i32, "attention first visible keys");
-    TRAINER_CHECK(s.first_key == 0, "attention: first visible keys require first_key = 0, not {}", s.first_key);
     job.first_keys = op.mask.first.as<int32_t>();
   }
   job.window = op.mask.window;
   if (op.dropout.p > 0) {
+    TRAINER_CHECK(s.first_query + s.q_len <= job.length, "attention: {} queries from {} on exceed a length of {}",
+                  s.q_len, s.first_query, job.length);
     job.dropout = true;
     job.threshold = dropout_threshold(op.dropout.p);
     job.keep_scale = 1 / (1 - op.dropout.p);
@@ -87,10 +100,9 @@ AttentionJob job_of(const AttentionForward& op) {
     job.first_head = op.dropout.first_head;
     job.heads_global = op.dropout.heads_global;
   }
-  const int64_t key_cols = s.by_head ? s.head_dim : s.kv_heads * s.head_dim;
   expect_rows(op.q, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention q");
-  expect_rows(op.k, s.batch * job.key_rows, key_cols, dtype, "attention k");
-  expect_rows(op.v, s.batch * job.key_rows, key_cols, dtype, "attention v");
+  expect_keys(op.k, s, dtype, "attention k");
+  expect_keys(op.v, s, dtype, "attention v");
   expect_rows(op.out, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention out");
   if (op.lse) expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator_of(dtype), "attention lse");
   TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
@@ -243,17 +255,17 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   const AttentionShape& s = op.shape;
   AttentionJob job = job_of(op);
   TRAINER_CHECK(!s.by_head, "attention backward requires keys of all heads side by side");
-  TRAINER_CHECK(s.q_len == s.k_len, "attention backward requires as many keys as queries, not {} queries and {} keys",
-                s.q_len, s.k_len);
   TRAINER_CHECK(op.lse, "attention backward requires the log-sum-exps of the forward pass");
   expect_rows(op.dout, op.q.rows(), op.q.cols(), op.q.dtype, "attention dout");
   expect_rows(op.dq, op.q.rows(), op.q.cols(), op.q.dtype, "attention dq");
-  expect_rows(op.dk, op.k.rows(), op.k.cols(), op.q.dtype, "attention dk");
-  expect_rows(op.dv, op.k.rows(), op.k.cols(), op.q.dtype, "attention dv");
+  expect_keys(op.dk, s, op.q.dtype, "attention dk");
+  expect_keys(op.dv, s, op.q.dtype, "attention dv");
 
   const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/true));
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   job.backward = true;
+  job.k_len = s.k_len;  // also of keys that no query sees there are gradients
+  job.key_blocks = divide_up(job.k_len, kKeyBlock);
   job.dout = operand(op.dout, s.head_dim);
   job.dq = operand(op.dq, s.head_dim);
   job.dk = operand(op.dk, s.head_dim);

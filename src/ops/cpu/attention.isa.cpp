@@ -4,20 +4,12 @@
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/attention_mask.h"
+#include "ops/cpu/attention_rows.h"
 #include "ops/cpu/math.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-template <typename T>
-[[gnu::always_inline]] inline T* as(std::byte* data) {
-  return reinterpret_cast<T*>(data);
-}
-/// Returns row `row`, head `head` of an operand.
-template <typename Storage>
-[[gnu::always_inline]] inline Storage* at(const AttentionRows& x, int64_t row, int64_t head) {
-  return as<Storage>(x.data) + row * x.ld + head * x.head;
-}
 /// Returns x, with `other` in lanes n and above.
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> first_lanes(Vec<T> x, int64_t n, T other) {
@@ -59,6 +51,12 @@ template <typename T>
 template <typename T>
 [[gnu::always_inline]] inline void clear_hidden(T* p, int64_t hidden) {
   for (int64_t c = 0; c < hidden; ++c) p[c] = 0;
+}
+
+/// Returns the factor that makes a weighted mean of a weighted sum: 0 without keys.
+template <typename T>
+[[gnu::always_inline]] inline T inverse_of(T denominator) {
+  return denominator == 0 ? T{0} : 1 / denominator;
 }
 
 /// Number of queries whose scores are computed, weighted and summed together, so that the scores stay in L1.
@@ -115,7 +113,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   const HeadTask where = head_task(job, head_in_wave / job.group, head_in_wave % job.group);
   const int64_t query = (job.query_blocks - 1 - task % job.query_blocks) * kQueryBlock;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
-  const int64_t position = job.k_len - job.q_len + query;  // position of row 0
+  const int64_t position = job.shift + query;  // the key at the position of row 0
 
   T* q = as<T>(job.workers + worker * job.worker_bytes);
   T* sums = q + kQueryBlock * ld;
@@ -130,21 +128,21 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     top[r] = -__builtin_inf();
     denominator[r] = 0;
   }
-  const bool hides = hides_keys(job);
-  const int64_t start = first_block(job, where.sequence, query);
+  const bool hides = hides_keys(job) || position < 0;
+  const KeyRange range = keys_of(job, where.sequence, query, m);
   int64_t first_keys[kQueryBlock];
-  if (hides) {  // a strip may see none of the first keys, so that sums begin at zero
+  if (hides) {  // a strip may see none of the first keys, or none at all, so that sums begin at zero
     for (int64_t r = 0; r < m; ++r) first_keys[r] = first_key(job, where.sequence, query + r);
     for (int64_t i = 0; i < m * ld; i += kLanes<T>) store(sums + i, Vec<T>{});
   }
-  for (int64_t key = start; key < position + m; key += kKeyBlock) {
+  for (int64_t key = range.begin; key < range.end; key += kKeyBlock) {
     const int64_t n = smaller(kKeyBlock, job.k_len - key), first = position + 1 - key;
     const Panels<T> keys = panels_of<T>(job, job.keys_t, where.slot, key);
     const Panels<T> values = columns_of(job, rows_of<T>(job, job.values, where.slot, key));
     for (int64_t strip = 0; strip < m; strip += kStrip) {
       const int64_t rows = smaller(kStrip, m - strip);
       if (hides && first_keys[strip] >= key + n) continue;  // this strip attends to none of these keys
-      const bool bounded = hides && first_keys[strip + rows - 1] > key;
+      const bool bounded = hides && (first_keys[strip + rows - 1] > key || first + strip <= 0);
       multiply_scores(rows, n, d, q + strip * ld, ld, keys, s, kScoreLd, first + strip);
       const int64_t end = smaller(kQueryBlock, strip + kStrip);
       for (int64_t r = strip; r < end; ++r) shrink[r] = top[r];
@@ -162,16 +160,16 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
         denominator[r] = denominator[r] * shrink[r] + exp_and_sum(p, visible, shift);
         if (job.dropout) {
           T factors[kKeyBlock + kPanel<T>];
-          fill_dropout_factors(
-              job, dropout_index(job, where.sequence, where.head, position + r) + static_cast<uint64_t>(key), visible,
-              factors);
+          fill_dropout_factors(job,
+                               dropout_index(job, where.sequence, where.head, query + r) + static_cast<uint64_t>(key),
+                               visible, factors);
           for (int64_t c = 0; c < visible; ++c) p[c] *= factors[c];
         }
         clear_unseen(p, visible, n);
-        if ((key > start || hides) && shrink[r] != 1)
+        if ((key > range.begin || hides) && shrink[r] != 1)
           for (int64_t c = 0; c < d; c += kLanes<T>) store(sums + r * ld + c, load(sums + r * ld + c) * shrink[r]);
       }
-      if (key == start && !hides) {
+      if (key == range.begin && !hides) {
         weighted_rows<false>(rows, n, d, s, kScoreLd, values, sums + strip * ld, ld, first + strip);
       } else {
         weighted_rows<true>(rows, n, d, s, kScoreLd, values, sums + strip * ld, ld, first + strip);
@@ -179,7 +177,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     }
   }
   for (int64_t r = 0; r < m; ++r)
-    store_row(sums + r * ld, d, 1 / denominator[r], at<Storage>(job.out, row + r, where.head));
+    store_row(sums + r * ld, d, inverse_of(denominator[r]), at<Storage>(job.out, row + r, where.head));
   if (job.lse != nullptr) {
     T* lse = as<T>(job.lse) + (where.sequence * job.heads + where.head) * job.q_len + query;
     for (int64_t r = 0; r < m; ++r)
@@ -230,8 +228,9 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
   T* q = as<T>(job.workers + worker * job.worker_bytes);
   T* s = q + job.row_ld;
   for (int64_t r = 0; r < job.q_len; ++r) {
-    const int64_t row = sequence * job.q_len + r, start = first_key(job, sequence, r);
-    const int64_t visible = job.k_len - job.q_len + r + 1 - start, key_row = sequence * job.key_rows + start;
+    const int64_t row = sequence * job.q_len + r, end = larger(0, smaller(job.k_len, job.shift + r + 1));
+    const int64_t start = smaller(first_key(job, sequence, r), end), visible = end - start;
+    const int64_t key_row = sequence * job.key_rows + start;
     pack_rows(1, d, at<const Storage>(job.q, row, head), job.q.ld, static_cast<T>(job.scale), q, job.row_ld);
     const Storage* k = at<const Storage>(job.k, key_row, kv_head);
     const Storage* v = at<const Storage>(job.v, key_row, kv_head);
@@ -248,12 +247,12 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
     }
     for (; j < visible; ++j) dots<1>(d, q, k + j * job.k.ld, job.k.ld, s + j);
     const T top = vector_max(s, visible, static_cast<T>(-__builtin_inf()));
-    const T denominator = exp_and_sum(s, visible, top);
+    const T denominator = exp_and_sum(s, visible, top), factor = inverse_of(denominator);
     Storage* out = at<Storage>(job.out, row, head);
     int64_t c = 0;
     for (; c + 4 * kLanes<T> <= d; c += 4 * kLanes<T>)
-      weighted_sum<4>(visible, s, v + c, job.v.ld, d - c, 1 / denominator, out + c);
-    for (; c < d; c += kLanes<T>) weighted_sum<1>(visible, s, v + c, job.v.ld, d - c, 1 / denominator, out + c);
+      weighted_sum<4>(visible, s, v + c, job.v.ld, d - c, factor, out + c);
+    for (; c < d; c += kLanes<T>) weighted_sum<1>(visible, s, v + c, job.v.ld, d - c, factor, out + c);
     if (job.lse != nullptr)
       as<T>(job.lse)[(sequence * job.heads + head) * job.q_len + r] =
           top + static_cast<T>(__builtin_log(static_cast<double>(denominator)));
@@ -262,7 +261,7 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
 
 template <typename Storage, typename T>
 void backward(const AttentionJob& job, int64_t task, int worker) {
-  const int64_t chunk = task % job.chunks;  // without a window, every query attends to the first chunk
+  const int64_t chunk = task % job.chunks;  // without a window, the first chunk has the most queries
   const HeadTask where = head_task(job, task / job.chunks, job.head_in_group);
   const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
   const int64_t d = job.head_dim, ld = job.row_ld;
@@ -273,13 +272,14 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   T* ds = p + kQueryBlock * kScoreLd;
   T* delta = ds + kQueryBlock * kScoreLd;
 
-  T* dk = rows_of<T>(job, job.dk_sum, where.slot, begin);
-  T* dv = rows_of<T>(job, job.dv_sum, where.slot, begin);
+  KeySums<T> sums{rows_of<T>(job, job.dk_sum, where.slot, begin), rows_of<T>(job, job.dv_sum, where.slot, begin), ld,
+                  begin, job.head_in_group == 0 ? begin : end};
   const bool hides = hides_keys(job);
   const int64_t last = queries_before(job, where.sequence, end);
-  for (int64_t query = begin / kQueryBlock * kQueryBlock; query < last; query += kQueryBlock) {
+  for (int64_t query = first_queries(job, begin); query < last; query += kQueryBlock) {
     const int64_t m = smaller(kQueryBlock, job.q_len - query), row = where.sequence * job.q_len + query;
-    const int64_t start = larger(begin, first_block(job, where.sequence, query));
+    const KeyRange range = keys_of(job, where.sequence, query, m);
+    const int64_t start = larger(begin, range.begin);
     pack_rows(m, d, at<const Storage>(job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
     pack_rows(m, d, at<const Storage>(job.dout, row, where.head), job.dout.ld, T{1}, dout, ld);
     for (int64_t r = 0; r < m; ++r) {
@@ -290,8 +290,8 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
     const T* lse = as<const T>(job.lse) + (where.sequence * job.heads + where.head) * job.q_len + query;
     T* dq = part_of<T>(job, where.slot, chunk, query);
 
-    for (int64_t key = start; key < smaller(end, query + m); key += kKeyBlock) {
-      const int64_t n = smaller(kKeyBlock, end - key), first = query + 1 - key;
+    for (int64_t key = start; key < smaller(end, range.end); key += kKeyBlock) {
+      const int64_t n = smaller(kKeyBlock, end - key), first = job.shift + query + 1 - key;
       multiply_scores(m, n, d, q, ld, panels_of<T>(job, job.keys_t, where.slot, key), p, kScoreLd, first);
       multiply_scores(m, n, d, dout, ld, panels_of<T>(job, job.values_t, where.slot, key), ds, kScoreLd, first);
       for (int64_t r = 0; r < m; ++r) {
@@ -321,11 +321,11 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
         clear_hidden(pr, hidden);
         clear_hidden(dsr, hidden);
       }
-      T* dk_rows = dk + (key - begin) * ld;
-      T* dv_rows = dv + (key - begin) * ld;
+      T* dk_rows = sums.dk + (key - begin) * ld;
+      T* dv_rows = sums.dv + (key - begin) * ld;
       const Panels<T> q_panels = columns_of<T>(job, q), dout_panels = columns_of<T>(job, dout);
       const Panels<T> k_panels = columns_of(job, rows_of<T>(job, job.keys, where.slot, key));
-      if (job.head_in_group == 0 && query == key) {  // these are the first queries that attend to these keys
+      if (sums.begins(key, key + n)) {
         transposed_product<false>(m, n, d, p, kScoreLd, dout_panels, dv_rows, ld, first);
         transposed_product<false>(m, n, d, ds, kScoreLd, q_panels, dk_rows, ld, first);
       } else {
@@ -339,11 +339,12 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
       }
     }
   }
+  sums.begins(end, end);
   if (job.head_in_group + 1 == job.group) {
     const int64_t row = where.sequence * job.key_rows + begin;
     for (int64_t r = 0; r < end - begin; ++r) {
-      store_row(dk + r * ld, d, T{1}, at<Storage>(job.dk, row + r, where.kv_head));
-      store_row(dv + r * ld, d, T{1}, at<Storage>(job.dv, row + r, where.kv_head));
+      store_row(sums.dk + r * ld, d, T{1}, at<Storage>(job.dk, row + r, where.kv_head));
+      store_row(sums.dv + r * ld, d, T{1}, at<Storage>(job.dv, row + r, where.kv_head));
     }
   }
 }
@@ -352,10 +353,12 @@ template <typename Storage, typename T>
 void sum_dq(const AttentionJob& job, int64_t task) {
   const HeadTask where = head_task(job, task / job.query_blocks, job.head_in_group);
   const int64_t query = task % job.query_blocks * kQueryBlock, m = smaller(kQueryBlock, job.q_len - query);
-  const int64_t start = first_key(job, where.sequence, query) / job.chunk_keys;  // the first chunk that was computed
+  const KeyRange range = keys_of(job, where.sequence, query, m);
+  const int64_t start = range.empty() ? 0 : range.begin / job.chunk_keys;  // the first chunk that was computed
   for (int64_t r = 0; r < m; ++r) {
     T* sum = part_of<T>(job, where.slot, start, query + r);
-    for (int64_t chunk = start + 1; chunk < job.chunks && chunk * job.chunk_keys < query + m; ++chunk) {
+    if (range.empty()) std::memset(sum, 0, static_cast<size_t>(job.row_ld) * sizeof(T));
+    for (int64_t chunk = start + 1; chunk * job.chunk_keys < range.end; ++chunk) {
       const T* part = part_of<T>(job, where.slot, chunk, query + r);
       for (int64_t c = 0; c < job.head_dim; c += kLanes<T>) store(sum + c, load(sum + c) + load(part + c));
     }

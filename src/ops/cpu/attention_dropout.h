@@ -6,12 +6,13 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Returns the global index of (sequence, head, query position, key 0).
+/// Returns the global index of (sequence, head, query `row`, key 0).
 [[gnu::always_inline]] inline uint64_t dropout_index(const AttentionJob& job, int64_t sequence, int64_t head,
-                                                     int64_t position) {
+                                                     int64_t row) {
   const int64_t global_head = (job.first_sample + sequence) * job.heads_global + job.first_head + head;
-  return (static_cast<uint64_t>(global_head) * static_cast<uint64_t>(job.k_len) + static_cast<uint64_t>(position)) *
-         static_cast<uint64_t>(job.k_len);
+  const auto length = static_cast<uint64_t>(job.length);
+  return (static_cast<uint64_t>(global_head) * length + static_cast<uint64_t>(job.first_query + row)) * length +
+         static_cast<uint64_t>(job.first_key);
 }
 /// factors[i] = keep_scale, or 0 if the draw of element index + i is below the threshold; n <= kKeyBlock.
 template <typename T>

@@ -20,7 +20,6 @@ struct AttentionBackward;
 
 /// Rows of queries and keys that a task multiplies at a time: a block of scores stays in L2, a panel of keys in L1.
 inline constexpr int64_t kQueryBlock = 64, kKeyBlock = 128;
-static_assert(kKeyBlock % kQueryBlock == 0);  // backward: the first queries that see a block of keys begin a block
 inline constexpr int64_t kScoreLd = kKeyBlock + 16;  // row stride of a block of scores: not a power of two
 
 /// The rows of all heads of an operand; distances in elements.
@@ -32,14 +31,16 @@ struct AttentionRows {
 
 struct AttentionJob {
   int64_t q_len, k_len, k_capacity, heads, kv_heads, head_dim;
-  int64_t key_rows;  // from a sequence of k and v to the next one
-  int64_t group;     // query heads per key/value head
+  int64_t shift;  // keys before the one at the first query's position: query i sees none from shift + i + 1 on
+  int64_t first_query, first_key, length;  // positions, and the length of the sequence that they belong to
+  int64_t key_rows;                        // from a sequence of k and v to the next one
+  int64_t group;                           // query heads per key/value head
   double scale;
   AttentionRows q, k, v, out, dout, dq, dk, dv;
   std::byte* lse;  // [batch·heads, q_len] accumulator dtype; null: not stored
 
   int64_t window;             // a row sees this many keys at most; 0: no limit
-  const int32_t* first_keys;  // [batch·q_len] the first key that a row may see; null: 0
+  const int32_t* first_keys;  // [batch·q_len] the position of the first key that a row may see; null: no bound
 
   bool dropout;
   uint32_t threshold, step;  // kept if draw >= threshold

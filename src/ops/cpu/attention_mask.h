@@ -1,5 +1,6 @@
 #pragma once
 // The keys that a query attends to, for kernel files (*.isa.cpp): those from its first visible key to its own position.
+// A query may see none, if its position is before all keys or its first visible key is after all or after itself.
 // First keys do not decrease from one query of a sequence to the next, so the queries that see any key of a block are
 // adjacent, and so are the keys that a block of queries sees.
 #include "ops/cpu/attention_kernels.h"
@@ -12,16 +13,26 @@ namespace {
 [[gnu::always_inline]] inline bool hides_keys(const AttentionJob& job) {
   return job.window > 0 || job.first_keys != nullptr;
 }
-/// Returns the first key that query `row` of a sequence sees.
+/// Returns the first key that query `row` of a sequence sees, if it sees any.
 inline int64_t first_key(const AttentionJob& job, int64_t sequence, int64_t row) {
   int64_t first = 0;
-  if (job.window > 0) first = larger(0, job.k_len - job.q_len + row + 1 - job.window);
-  if (job.first_keys != nullptr) first = larger(first, job.first_keys[sequence * job.q_len + row]);
+  if (job.window > 0) first = larger(0, job.shift + row + 1 - job.window);
+  if (job.first_keys != nullptr) first = larger(first, job.first_keys[sequence * job.q_len + row] - job.first_key);
   return first;
 }
-/// Returns the beginning of the first block of keys that any of the queries from `row` on sees.
-inline int64_t first_block(const AttentionJob& job, int64_t sequence, int64_t row) {
-  return first_key(job, sequence, row) / kKeyBlock * kKeyBlock;
+/// The keys that some queries may see; they begin with a block. end <= begin: none.
+struct KeyRange {
+  int64_t begin, end;
+  bool empty() const { return end <= begin; }
+};
+/// Returns those of `rows` queries from `row` on.
+inline KeyRange keys_of(const AttentionJob& job, int64_t sequence, int64_t row, int64_t rows) {
+  const int64_t first = first_key(job, sequence, row), end = smaller(job.k_len, job.shift + row + rows);
+  return {first < end ? first / kKeyBlock * kKeyBlock : end, end};  // not the block before, of which they see nothing
+}
+/// Returns the first query of the first block that sees any key from `key` on.
+inline int64_t first_queries(const AttentionJob& job, int64_t key) {
+  return larger(0, key - job.shift) / kQueryBlock * kQueryBlock;
 }
 /// Returns the end of the queries that see any key before `key`: all queries from there on see none of them.
 inline int64_t queries_before(const AttentionJob& job, int64_t sequence, int64_t key) {

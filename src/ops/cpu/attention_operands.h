@@ -4,6 +4,7 @@
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/attention_mask.h"
+#include "ops/cpu/attention_rows.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/math_bf16.h"
 #include "ops/cpu/tile_panels.h"
@@ -18,24 +19,19 @@ constexpr int64_t kVector = kLanes<float>;
 static_assert(kQueryBlock % kSide == 0 && kKeyBlock % kSide == 0);
 
 [[gnu::always_inline]] inline int64_t panels_in(int64_t n) { return (n + kSide - 1) / kSide; }
-template <typename T>
-[[gnu::always_inline]] inline T* as(std::byte* data) {
-  return reinterpret_cast<T*>(data);
-}
-/// Returns row `row`, head `head` of an operand.
 [[gnu::always_inline]] inline bf16* at(const AttentionRows& x, int64_t row, int64_t head) {
-  return as<bf16>(x.data) + row * x.ld + head * x.head;
+  return at<bf16>(x, row, head);
 }
 
-/// Fills factors[key][query], rows `ld` apart, for `keys` keys from `key` and for `queries` queries from `position`.
+/// Fills factors[key][query], rows `ld` apart, for `keys` keys from `key` and for `queries` queries from `first`.
 /// The rest of the panel or block is filled too: with 0 beyond `queries` and for keys that are not visible to a query.
-void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head, int64_t position, int64_t key,
+void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head, int64_t first, int64_t key,
                          int64_t queries, int64_t keys, float* factors, int64_t ld) {
   float row[kKeyBlock];
   for (int64_t query = 0; query < ld; ++query) {
-    const int64_t seen = query < queries ? smaller(keys, position + query + 1 - key) : 0;
+    const int64_t seen = query < queries ? smaller(keys, job.shift + first + query + 1 - key) : 0;
     if (seen > 0)
-      fill_dropout_factors(job, dropout_index(job, sequence, head, position + query) + static_cast<uint64_t>(key), seen,
+      fill_dropout_factors(job, dropout_index(job, sequence, head, first + query) + static_cast<uint64_t>(key), seen,
                            row);
     for (int64_t k = 0; k < keys; ++k) factors[k * ld + query] = k < seen ? row[k] : 0.0f;
   }

@@ -25,20 +25,22 @@ struct ForwardPanel {
 
 /// Fills starts[q] with the first key that query `row` + q sees, relative to `key`, for a panel of queries. Queries
 /// beyond the last one, whose results are not stored, are like the last one. Returns true if any of these keys is
-/// later than `key`.
+/// later than `key`, or if `row` is before it: then there may be queries that have seen no key yet.
 bool fill_starts(const AttentionJob& job, int64_t sequence, int64_t row, int64_t key, float* starts) {
-  if (!hides_keys(job)) return false;
+  const bool before = job.shift + row < key;
+  if (!hides_keys(job) && !before) return false;
   const auto start_of = [&](int64_t query) {
     const int64_t first = first_key(job, sequence, smaller(query, job.q_len - 1)) - key;
     return smaller(kKeyBlock, larger(0, first));
   };
-  if (start_of(row + kSide - 1) == 0) return false;
+  if (start_of(row + kSide - 1) == 0 && !before) return false;
   for (int64_t q = 0; q < kSide; ++q) starts[q] = static_cast<float>(start_of(row + q));
   return true;
 }
 
-/// Online softmax over the scores of `keys` keys, in powers of 2. Query q of the panel sees the block's keys up to
-/// last_seen + q; with Bounded, those from starts[q] on. Returns true if any query's maximum has grown.
+/// Online softmax over the scores of `keys` keys, in powers of 2, of whole panels, whose probabilities beyond are 0.
+/// Query q of the panel sees the block's keys up to last_seen + q; with Bounded, those from starts[q] on. Returns true
+/// if any query's maximum has grown.
 template <bool Dropout, bool Bounded>
 [[gnu::always_inline]] inline bool online_softmax_as(const AttentionJob& job, ForwardPanel& p, int64_t keys,
                                                      int64_t last_seen, const float* starts, const float* factors) {
@@ -52,6 +54,7 @@ template <bool Dropout, bool Bounded>
     const int64_t open = Bounded ? 0 : smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
     const auto masked = [&](Vec<float> x, int64_t key, int half, float other) __attribute__((always_inline)) {
       if constexpr (Bounded) x = load(starts + c + half * kVector) <= splat(static_cast<float>(key)) ? x : splat(other);
+      if (key >= keys) return splat(other);
       return key > seen[half] ? lanes_from(x, key - seen[half], other) : x;
     };
     Vec<float> best[2][2];
@@ -93,7 +96,7 @@ template <bool Dropout, bool Bounded>
       store_halves(pair_of(p.probabilities, key / 2, c + kVector), interleave<true>(even, odd));
     };
     for (int64_t key = 0; key < open; key += 2) pair(key, std::false_type());
-    for (int64_t key = open; key < keys; key += 2) pair(key, std::true_type());
+    for (int64_t key = open; key < panels_in(keys) * kSide; key += 2) pair(key, std::true_type());
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       float* const denominator = p.denominator + c + half * kVector;
@@ -140,7 +143,6 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   const int64_t query = (job.query_blocks - 1 - task % job.query_blocks) * kQueryBlock;
   const int64_t row = sequence * job.q_len + query;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
-  const int64_t position = job.k_len - job.q_len + query;  // position of row 0
 
   std::byte* const own = job.workers + worker * job.worker_bytes;
   ForwardPanel* const panels = as<ForwardPanel>(own);
@@ -153,37 +155,44 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     ForwardPanel& p = panels[qp];
     pack_b_terms(at(job.q, row + qp * kSide, head), job.q.ld, m - qp * kSide, d, q + qp * kSide * ld);
     for (int64_t c = 0; c < kSide; ++c) p.top[c] = -__builtin_inff(), p.denominator[c] = 0;
+    if (keys_of(job, sequence, query + qp * kSide, smaller(kSide, m - qp * kSide)).empty())
+      std::memset(sums + qp * kSide * ld, 0, static_cast<size_t>(kSide * ld) * sizeof(float));
   }
-  for (int64_t key = first_block(job, sequence, query); key < position + m; key += kKeyBlock)
+  const KeyRange all = keys_of(job, sequence, query, m);
+  for (int64_t key = all.begin; key < all.end; key += kKeyBlock)
     for (int64_t qp = 0; qp * kSide < m; ++qp) {
       ForwardPanel& p = panels[qp];
-      const int64_t first = position + qp * kSide, rows = smaller(kSide, m - qp * kSide);
-      const int64_t start = first_block(job, sequence, query + qp * kSide);
-      if (first + rows <= key || key < start) continue;  // this panel attends to none of these keys
-      const int64_t keys = smaller(kKeyBlock, panels_in(first + rows - key) * kSide);
+      const int64_t first = query + qp * kSide, rows = smaller(kSide, m - qp * kSide);
+      const KeyRange range = keys_of(job, sequence, first, rows);
+      if (range.end <= key || key < range.begin) continue;  // this panel attends to none of these keys
+      const int64_t keys = smaller(kKeyBlock, range.end - key), last_seen = job.shift + first - key;
       for (int64_t k = 0; k < keys; k += kSide)
         Unit::multiply(ld / kTileTerms, panel_at(job.keys, slot, job.k_pad, ld, key + k), q + qp * kSide * ld, false,
                        p.scores + k * kSide, kSide);
-      if (job.dropout) fill_dropout_square(job, sequence, head, first, key, rows, keys, factors, kSide);
+      if (job.dropout)
+        fill_dropout_square(job, sequence, head, first, key, rows, panels_in(keys) * kSide, factors, kSide);
       const float* const kept = job.dropout ? factors : nullptr;
-      const bool grown = fill_starts(job, sequence, query + qp * kSide, key, p.starts)
-                             ? bounded_softmax(job, p, keys, first - key, p.starts, kept)
-                             : online_softmax(job, p, keys, first - key, kept);
+      const bool grown = fill_starts(job, sequence, first, key, p.starts)
+                             ? bounded_softmax(job, p, keys, last_seen, p.starts, kept)
+                             : online_softmax(job, p, keys, last_seen, kept);
       float* const sum = sums + qp * kSide * ld;
-      if (key > start && grown)
+      if (key > range.begin && grown)
         for (int64_t c = 0; c < kSide; c += kVector) {
           const Vec<float> shrink = load(p.shrink + c);
           for (int64_t r = 0; r < ld; ++r) store(sum + r * kSide + c, load(sum + r * kSide + c) * shrink);
         }
       for (int64_t c = 0; c < ld; c += kSide)
-        Unit::multiply(keys / kTileTerms,
+        Unit::multiply(panels_in(keys) * kSide / kTileTerms,
                        panel_at(job.values_t, slot, ld, job.k_pad, c) + key / kTileTerms * kStepElements,
-                       p.probabilities, key > start, sum + c * kSide, kSide);
+                       p.probabilities, key > range.begin, sum + c * kSide, kSide);
     }
   for (int64_t qp = 0; qp * kSide < m; ++qp) {
     ForwardPanel& p = panels[qp];
     const int64_t first = row + qp * kSide, rows = smaller(kSide, m - qp * kSide);
-    for (int64_t c = 0; c < kSide; c += kVector) store(p.shrink + c, 1.0f / load(p.denominator + c));
+    for (int64_t c = 0; c < kSide; c += kVector) {
+      const Vec<float> denominator = load(p.denominator + c);
+      store(p.shrink + c, denominator == 0.0f ? Vec<float>{} : 1.0f / denominator);  // 0: the query sees no key
+    }
     store_transposed_rows(rows, d, sums + qp * kSide * ld, p.shrink, at(job.out, first, head), job.out.ld);
     if (job.lse == nullptr) continue;
     float* const lse = as<float>(job.lse) + (sequence * job.heads + head) * job.q_len + query + qp * kSide;
@@ -204,12 +213,13 @@ struct BackwardBlock {
   float starts[kSide];                     // first visible key of each query of the current square
 };
 
-/// Computes P and dS of one square, whose query q sees the square's keys up to last_seen + q; with Bounded, those from
-/// starts[q] on.
+/// Computes P and dS of one square of `keys` keys, whose query q sees those up to last_seen + q; with Bounded, those
+/// from starts[q] on.
 template <bool Dropout, bool Bounded>
 [[gnu::always_inline]] inline void differentiate_as(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
-                                                    int64_t query_panel, int64_t last_seen, const float* starts,
-                                                    const float* shift, const float* delta, const float* factors) {
+                                                    int64_t query_panel, int64_t keys, int64_t last_seen,
+                                                    const float* starts, const float* shift, const float* delta,
+                                                    const float* factors) {
   constexpr int64_t kWide = 2 * kVector;
   const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
   bf16* const p = b.p + (key_panel * kQueryPanels + query_panel) * kStepElements;
@@ -219,7 +229,7 @@ template <bool Dropout, bool Bounded>
     const Vec<float> lse[2] = {load(shift + c), load(shift + c + kVector)},
                      mean[2] = {load(delta + c), load(delta + c + kVector)};
     const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
-    const int64_t open = Bounded ? 0 : smaller(kSide, larger(0, seen[0] + 1)) / 2 * 2;
+    const int64_t open = Bounded ? 0 : smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
     const auto row = [&](int64_t key, auto mask) __attribute__((always_inline)) {
       Vec<float> kept[2], slope[2];
 #pragma GCC unroll 2
@@ -239,9 +249,10 @@ template <bool Dropout, bool Bounded>
           slope[half] = visible ? slope[half] : Vec<float>{};
         }
         if constexpr (decltype(mask)::value) {
-          if (key > seen[half]) {
-            kept[half] = lanes_from(kept[half], key - seen[half], 0.0f);
-            slope[half] = lanes_from(slope[half], key - seen[half], 0.0f);
+          const int64_t hidden = key >= keys ? kVector : key - seen[half];  // lanes, from the first on
+          if (hidden > 0) {
+            kept[half] = lanes_from(kept[half], hidden, 0.0f);
+            slope[half] = lanes_from(slope[half], hidden, 0.0f);
           }
         }
       }
@@ -259,24 +270,24 @@ template <bool Dropout, bool Bounded>
     for (int64_t key = open; key < kSide; key += 2) pair(key, std::true_type());
   }
 }
-void differentiate(const AttentionJob& job, BackwardBlock& b, int64_t key_panel, int64_t query_panel, int64_t last_seen,
-                   const float* shift, const float* delta, const float* factors) {
+void differentiate(const AttentionJob& job, BackwardBlock& b, int64_t key_panel, int64_t query_panel, int64_t keys,
+                   int64_t last_seen, const float* shift, const float* delta, const float* factors) {
   factors == nullptr
-      ? differentiate_as<false, false>(job, b, key_panel, query_panel, last_seen, nullptr, shift, delta, nullptr)
-      : differentiate_as<true, false>(job, b, key_panel, query_panel, last_seen, nullptr, shift, delta, factors);
+      ? differentiate_as<false, false>(job, b, key_panel, query_panel, keys, last_seen, nullptr, shift, delta, nullptr)
+      : differentiate_as<true, false>(job, b, key_panel, query_panel, keys, last_seen, nullptr, shift, delta, factors);
 }
 void differentiate_bounded(const AttentionJob& job, BackwardBlock& b, int64_t key_panel, int64_t query_panel,
-                           int64_t last_seen, const float* starts, const float* shift, const float* delta,
+                           int64_t keys, int64_t last_seen, const float* starts, const float* shift, const float* delta,
                            const float* factors) {
   factors == nullptr
-      ? differentiate_as<false, true>(job, b, key_panel, query_panel, last_seen, starts, shift, delta, nullptr)
-      : differentiate_as<true, true>(job, b, key_panel, query_panel, last_seen, starts, shift, delta, factors);
+      ? differentiate_as<false, true>(job, b, key_panel, query_panel, keys, last_seen, starts, shift, delta, nullptr)
+      : differentiate_as<true, true>(job, b, key_panel, query_panel, keys, last_seen, starts, shift, delta, factors);
 }
 
 template <typename Unit>
 void backward(const AttentionJob& job, int64_t task, int worker) {
   Unit::begin();
-  // Without a window, every query attends to the first chunk.
+  // Without a window, the first chunk has the most queries.
   const int64_t chunk = task % job.chunks, slot = task / job.chunks;
   const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads, kv_head = pair % job.kv_heads;
   const int64_t head = kv_head * job.group + job.head_in_group;
@@ -287,39 +298,41 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   float* const factors = reinterpret_cast<float*>(&b + 1);  // dropout [key][query]
   float* const dk = as<float>(job.dk_sum) + (slot * job.k_pad + begin) * ld;
   float* const dv = as<float>(job.dv_sum) + (slot * job.k_pad + begin) * ld;
+  KeySums<float> key_sums{dk, dv, ld, begin, job.head_in_group == 0 ? begin : end};
 
   const int64_t last = queries_before(job, sequence, end);
-  for (int64_t query = begin / kQueryBlock * kQueryBlock; query < last; query += kQueryBlock) {
-    const int64_t m = smaller(kQueryBlock, job.q_len - query);
-    const int64_t start = larger(begin, first_block(job, sequence, query));
+  for (int64_t query = first_queries(job, begin); query < last; query += kQueryBlock) {
+    const int64_t m = smaller(kQueryBlock, job.q_len - query), position = job.shift + query;
+    const KeyRange range = keys_of(job, sequence, query, m);
+    const int64_t start = larger(begin, range.begin);
     const float* const shift = as<float>(job.shifts) + slot * job.q_pad + query;
     const float* const delta = as<float>(job.deltas) + slot * job.q_pad + query;
     float* const dq = as<float>(job.dq_parts) + ((slot * job.chunks + chunk) * job.q_pad + query) * ld;
-    for (int64_t key = start; key < smaller(end, query + m); key += kKeyBlock) {
+    for (int64_t key = start; key < smaller(end, range.end); key += kKeyBlock) {
       const int64_t key_panels = panels_in(smaller(kKeyBlock, end - key));
       if (job.dropout)
         fill_dropout_square(job, sequence, head, query, key, m, key_panels * kSide, factors, kQueryBlock);
       for (int64_t kp = 0; kp < key_panels; ++kp)
         for (int64_t qp = 0; qp < kQueryPanels; ++qp) {
-          const int64_t last_seen = query + qp * kSide - key - kp * kSide;
-          if (last_seen + kSide <= 0) continue;  // visible to no query
           const int64_t k = key + kp * kSide, q = query + qp * kSide;
+          const int64_t keys = smaller(kSide, end - k), last_seen = job.shift + q - k;
+          if (last_seen + kSide <= 0) continue;  // visible to no query
           Unit::multiply(steps, panel_at(job.keys, slot, job.k_pad, ld, k),
                          panel_at(job.queries_t, slot, job.q_pad, ld, q), false, b.scores, kSide);
           Unit::multiply(steps, panel_at(job.values, slot, job.k_pad, ld, k),
                          panel_at(job.douts_t, slot, job.q_pad, ld, q), false, b.slopes, kSide);
           const float* const kept = job.dropout ? factors + kp * kSide * kQueryBlock + qp * kSide : nullptr;
           if (fill_starts(job, sequence, q, k, b.starts)) {
-            differentiate_bounded(job, b, kp, qp, last_seen, b.starts, shift + qp * kSide, delta + qp * kSide, kept);
+            differentiate_bounded(job, b, kp, qp, keys, last_seen, b.starts, shift + qp * kSide, delta + qp * kSide,
+                                  kept);
           } else {
-            differentiate(job, b, kp, qp, last_seen, shift + qp * kSide, delta + qp * kSide, kept);
+            differentiate(job, b, kp, qp, keys, last_seen, shift + qp * kSide, delta + qp * kSide, kept);
           }
         }
-      // These are the first queries that attend to these keys.
-      const bool begins = job.head_in_group == 0 && query == key;
+      const bool begins = key_sums.begins(key, smaller(end, key + kKeyBlock));
       for (int64_t kp = 0; kp < key_panels; ++kp) {
         const int64_t k = key + kp * kSide;
-        const int64_t hidden = smaller(kQueryPanels, k < query + kSide ? 0 : (k - query) / kSide);  // panels of queries
+        const int64_t hidden = smaller(kQueryPanels, larger(0, k - position) / kSide);  // panels of queries
         const int64_t from = kp * kQueryPanels + hidden;
         for (int64_t c = 0; c < ld; c += kSide) {
           const int64_t block = query * ld + c * kQueryBlock + hidden * kStepElements, sums = (k - begin) * ld + c;
@@ -330,13 +343,14 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
         }
       }
       for (int64_t qp = 0; qp < kQueryPanels; ++qp) {
-        const int64_t seen = smaller(key_panels, panels_in(query + (qp + 1) * kSide - key));
+        const int64_t seen = smaller(key_panels, panels_in(larger(0, position + (qp + 1) * kSide - key)));
         for (int64_t c = 0; c < ld; c += kSide)
           Unit::multiply(seen, panel_at(job.keys_t, slot, ld, job.k_pad, c) + key / kTileTerms * kStepElements,
                          b.ds_pairs + qp * kKeyPanels * kStepElements, key > start, dq + (qp * ld + c) * kSide, kSide);
       }
     }
   }
+  key_sums.begins(end, end);
   if (job.head_in_group + 1 == job.group) {
     const int64_t row = sequence * job.key_rows + begin;
     const Vec<float> scale = splat(static_cast<float>(job.scale));
@@ -356,9 +370,11 @@ void sum_dq(const AttentionJob& job, int64_t task) {
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot;
   const int64_t head = pair % job.kv_heads * job.group + job.head_in_group;
   float* const parts = as<float>(job.dq_parts) + (slot * job.chunks * job.q_pad + query) * ld;
-  const int64_t start = first_key(job, pair / job.kv_heads, query) / job.chunk_keys;  // the first that was computed
+  const KeyRange range = keys_of(job, pair / job.kv_heads, query, m);
+  const int64_t start = range.empty() ? 0 : range.begin / job.chunk_keys;  // the first that was computed
   float* const sum = parts + start * job.q_pad * ld;
-  for (int64_t chunk = start + 1; chunk < job.chunks && chunk * job.chunk_keys < query + m; ++chunk) {
+  if (range.empty()) std::memset(sum, 0, static_cast<size_t>(kQueryBlock * ld) * sizeof(float));
+  for (int64_t chunk = start + 1; chunk * job.chunk_keys < range.end; ++chunk) {
     const float* const part = parts + chunk * job.q_pad * ld;
     for (int64_t i = 0; i < kQueryBlock * ld; i += kVector) store(sum + i, load(sum + i) + load(part + i));
   }

@@ -2,32 +2,11 @@
 // plain C++. Both units flush subnormals to zero; the bounds here need no allowance for it.
 #include <gtest/gtest.h>
 
-#include "ops/cpu/attention_kernels.h"
+#include "unit/ops/attention_panels.h"
 #include "unit/ops/attention_problem.h"
 
 namespace trainer::ops::attention_test {
 namespace {
-
-using device::Isa;
-
-struct Panels {
-  Isa isa;
-  const AttentionKernels* kernels;
-};
-/// Returns panels of both kinds: the unit's if the CPU has it, else those in plain C++ and AVX2.
-std::vector<Panels> panels() {
-  std::vector<Panels> sets;
-  const auto add = [&](Isa unit, const AttentionKernels& by_unit, const AttentionKernels& plain_one,
-                       const AttentionKernels& avx2_one) {
-    const auto has = [](Isa isa) { return isa <= device::detect_isa() && device::available(isa); };
-    if (has(unit)) return sets.push_back({unit, &by_unit});
-    sets.push_back({Isa::plain, &plain_one});
-    if (has(Isa::avx2)) sets.push_back({Isa::avx2, &avx2_one});
-  };
-  add(Isa::avx512bf16, avx512::attention_pairs, plain::attention_pairs, avx2::attention_pairs);
-  add(Isa::amx, avx512::attention_tiles, plain::attention_tiles, avx2::attention_tiles);
-  return sets;
-}
 
 void forward_and_backward(Machine& cpu, Problem<bf16>& x, const AttentionKernels& kernels) {
   own_attention(cpu.ex, x.forward_op(), kernels);

@@ -187,12 +187,19 @@ void expect_nan_from(const Problem<T>& x, int64_t bad) {
 
 using Matrix = std::vector<double>;
 
+/// Some of the queries and keys of each sequence, by their index in the problem.
+struct Part {
+  int64_t first_query = 0, end_query = std::numeric_limits<int64_t>::max();
+  int64_t first_key = 0, end_key = std::numeric_limits<int64_t>::max();
+};
+
 /// Attention by its definition, in double: explicit rows of probabilities; gradients by the chain rule through them.
+/// Of gradients, only the contributions of the pairs in `part`.
 template <typename T>
 struct Reference {
   Matrix out, lse, dq, dk, dv;
 
-  explicit Reference(const Problem<T>& x, bool gradients = true) {
+  explicit Reference(const Problem<T>& x, bool gradients = true, const Part& part = {}) {
     const AttentionShape& s = x.c.shape;
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads, room = capacity(s);
     out.assign(static_cast<size_t>(x.q.rows * x.q.cols), 0);
@@ -205,12 +212,15 @@ struct Reference {
       for (int64_t h = 0; h < s.heads; ++h) {
         const int64_t hk = h / group * d;
         for (int64_t i = 0; i < s.q_len; ++i) {
-          const int64_t row = b * s.q_len + i, position = s.earlier() + i;
-          Matrix p(static_cast<size_t>(position + 1)), mask(p.size(), 1.0), dp(p.size());
+          const int64_t row = b * s.q_len + i;
+          const int64_t end = std::clamp<int64_t>(s.earlier() + i + 1, 0, s.k_len);
+          Matrix p(static_cast<size_t>(end)), mask(p.size(), 1.0), dp(p.size());
           double top = -std::numeric_limits<double>::infinity(), sum = 0;
-          const int64_t seen_from = x.first_key(row);
+          const int64_t seen_from = std::min(x.first_key(row), end);
+          lse[(b * s.heads + h) * s.q_len + i] = top;
+          if (seen_from == end) continue;
           for (int64_t j = 0; j < seen_from; ++j) p[j] = -std::numeric_limits<double>::infinity();
-          for (int64_t j = seen_from; j <= position; ++j) {
+          for (int64_t j = seen_from; j < end; ++j) {
             for (int64_t e = 0; e < d; ++e) p[j] += x.q.value(row, h * d + e) * x.k.value(b * room + j, hk + e);
             p[j] *= x.scale;
             top = std::max(top, p[j]);
@@ -221,23 +231,24 @@ struct Reference {
           if (x.c.dropout > 0) {
             const auto global =
                 static_cast<uint64_t>((x.dropout.first_sample + b) * x.dropout.heads_global + x.dropout.first_head + h);
-            const auto length = static_cast<uint64_t>(s.k_len);
-            for (int64_t j = 0; j <= position; ++j) {
-              const uint64_t index = global * length * length + static_cast<uint64_t>(position) * length + j;
+            const auto length = static_cast<uint64_t>(s.length == 0 ? s.first_query + s.q_len : s.length);
+            for (int64_t j = 0; j < end; ++j) {
+              const uint64_t index =
+                  (global * length + static_cast<uint64_t>(s.first_query + i)) * length + s.first_key + j;
               const uint32_t u = philox_at(x.dropout.key, index, x.dropout.step);
               mask[j] = u >= dropout_threshold(x.c.dropout) ? kept : 0;
             }
           }
           double inner = 0;
-          for (int64_t j = 0; j <= position; ++j) {
+          for (int64_t j = 0; j < end; ++j) {
             for (int64_t e = 0; e < d; ++e) {
               out[row * x.q.cols + h * d + e] += p[j] * mask[j] * x.v.value(b * room + j, hk + e);
               dp[j] += mask[j] * x.dout.value(row, h * d + e) * x.v.value(b * room + j, hk + e);
             }
             inner += p[j] * dp[j];
           }
-          if (!gradients) continue;
-          for (int64_t j = 0; j <= position; ++j) {
+          if (!gradients || i < part.first_query || i >= part.end_query) continue;
+          for (int64_t j = part.first_key; j < std::min(end, part.end_key); ++j) {
             const double ds = x.scale * p[j] * (dp[j] - inner);
             for (int64_t e = 0; e < d; ++e) {
               dq[row * x.q.cols + h * d + e] += ds * x.k.value(b * room + j, hk + e);
@@ -256,15 +267,15 @@ template <typename T>
 double bound(double f64, double f32, double bf16_bound) {
   return std::is_same_v<T, double> ? f64 : std::is_same_v<T, float> ? f32 : bf16_bound;
 }
-/// |got − expected| / |expected| over the whole tensor.
+/// |got − expected| / |expected| over the whole tensor. Infinite values must be equal.
 template <typename T>
 double relative_error(const Rows<T>& got, const Matrix& expected) {
   double difference = 0, norm = 0;
   for (int64_t r = 0; r < got.rows; ++r) {
     for (int64_t c = 0; c < got.cols; ++c) {
       const double e = expected[static_cast<size_t>(r * got.cols + c)], g = got.value(r, c);
-      difference += (g - e) * (g - e);
-      norm += e * e;
+      if (g != e) difference += (g - e) * (g - e);
+      if (std::isfinite(e)) norm += e * e;
     }
   }
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);

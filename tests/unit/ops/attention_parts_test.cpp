@@ -1,0 +1,214 @@
+// Attention calls over parts of a sequence: any runs of its queries and keys, as ranks have them that split its tokens.
+#include "unit/ops/attention_panels.h"
+#include "unit/ops/attention_problem.h"
+
+namespace trainer::ops::attention_test {
+namespace {
+
+template <typename T>
+class AttentionParts : public testing::DeviceTest {};
+using Types = ::testing::Types<double, float, bf16>;
+TYPED_TEST_SUITE(AttentionParts, Types);
+
+/// Kernels under test: the device's own (null), or panels.
+template <typename T>
+std::vector<Panels> kernel_sets() {
+  std::vector<Panels> sets;
+  for (const Isa isa : testing::instruction_sets()) sets.push_back({isa, nullptr});
+  if (std::is_same_v<T, bf16> && !testing::on_cuda())
+    for (const Panels& set : panels()) sets.push_back(set);
+  return sets;
+}
+template <typename Op>
+void run_with(Machine& machine, const Panels& set, const Op& op) {
+  set.kernels == nullptr ? run(machine.ex, op) : own_attention(machine.ex, op, *set.kernels);
+}
+
+constexpr double kUntouched = 3.25;
+
+/// A call over a part of the square problem `x`, with the square's out and lse. Keys that are not part of the call are
+/// NaN, and none follow those of the last sequence.
+template <typename T>
+Problem<T> part_of(Problem<T>& x, const AttentionShape& s) {
+  Problem<T> y = x;
+  const int64_t length = x.c.shape.q_len, room = s.capacity();
+  y.c.shape = s;
+  const auto take = [&](Rows<T>& to, Rows<T>& from, int64_t first, int64_t n, int64_t rows, double fill) {
+    to = Rows<T>((s.batch - 1) * rows + n, from.cols, x.c.spread, fill);
+    for (int64_t b = 0; b < s.batch; ++b)
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t e = 0; e < from.cols; ++e) to.at(b * rows + i, e) = from.at(b * length + first + i, e);
+  };
+  take(y.q, x.q, s.first_query, s.q_len, s.q_len, 0);
+  take(y.out, x.out, s.first_query, s.q_len, s.q_len, kUntouched);
+  take(y.dout, x.dout, s.first_query, s.q_len, s.q_len, 0);
+  take(y.k, x.k, s.first_key, s.k_len, room, std::nan(""));
+  take(y.v, x.v, s.first_key, s.k_len, room, std::nan(""));
+  y.dq = Rows<T>(y.q.rows, y.q.cols, x.c.spread, kUntouched);
+  y.dk = y.dv = Rows<T>(y.k.rows, y.k.cols, x.c.spread, kUntouched);
+  y.lse = Rows<AccumulatorOf<T>>(s.batch * s.heads, s.q_len, false);
+  for (int64_t r = 0; r < y.lse.rows; ++r)
+    for (int64_t i = 0; i < s.q_len; ++i) y.lse.at(r, i) = x.lse.at(r, s.first_query + i);
+  if (x.first.empty()) return y;
+  y.first.clear();
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t i = 0; i < s.q_len; ++i) y.first.push_back(x.first[b * length + s.first_query + i]);
+  return y;
+}
+
+/// Expects rows [first, first + n) of each sequence of `expected`, whose sequences have `length` rows, at the
+/// beginning of each `room` rows of `got`, and the rest of `got` to be untouched. A part may be a small difference, so
+/// errors are relative to `whole` and to values of a usual size.
+template <typename T>
+void expect_part(const Rows<T>& got, const Matrix& expected, const Matrix& whole, int64_t length, int64_t first,
+                 int64_t n, int64_t room, double bound, const char* name) {
+  double difference = 0, norm = 0;
+  int64_t count = 0;
+  for (int64_t r = 0; r < got.rows; ++r)
+    for (int64_t c = 0; c < got.pitch; ++c) {
+      const int64_t e = c - got.before;
+      const double value = got.value(r, e);
+      if (r % room >= n || e < 0 || e >= got.cols) {
+        ASSERT_EQ(value, kUntouched) << name << " row " << r << " column " << e;
+        continue;
+      }
+      const auto at = static_cast<size_t>((r / room * length + first + r % room) * got.cols + e);
+      difference += std::pow(value - expected[at], 2);
+      norm += std::pow(whole[at], 2);
+      ++count;
+    }
+  EXPECT_LE(std::sqrt(difference), bound * (std::sqrt(norm) + 0.2 * std::sqrt(static_cast<double>(count)))) << name;
+}
+template <typename T>
+void expect_zero(const Rows<T>& rows, int64_t first, int64_t n) {
+  for (int64_t r = first; r < first + n; ++r)
+    for (int64_t e = 0; e < rows.cols; ++e) ASSERT_EQ(rows.value(r, e), 0) << "row " << r << " column " << e;
+}
+
+/// Draws squares, with documents whose first keys may be after the row itself.
+struct Draw {
+  std::mt19937 rng;
+  int64_t between(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(rng); }
+  bool one_of(int n) { return between(1, n) == 1; }
+
+  template <typename T>
+  Problem<T> square() {
+    const int64_t length = one_of(3) ? between(2, 40) : between(41, one_of(3) ? 330 : 160), kv_heads = between(1, 2);
+    Case c{{between(1, 2), length, length, 0, kv_heads * between(1, 2), kv_heads, between(1, 24)}};
+    if (one_of(3)) c.dropout = 0.25;
+    if (one_of(2)) c.window = between(2, length + 5);
+    if (one_of(2)) c.documents = one_of(2) ? 0.3 : 0.01;
+    Problem<T> x(c, static_cast<unsigned>(between(1, 1 << 20)));
+    if (one_of(2))
+      for (size_t i = 0; i < x.first.size(); ++i) {
+        const bool begins = i % static_cast<size_t>(length) == 0;
+        if (one_of(20)) x.first[i] += static_cast<int32_t>(between(0, 50));
+        if (!begins) x.first[i] = std::max(x.first[i], x.first[i - 1]);
+      }
+    const Reference<T> expected(x, false);
+    for (int64_t r = 0; r < x.out.rows; ++r)
+      for (int64_t e = 0; e < x.out.cols; ++e)
+        x.out.at(r, e) = T(static_cast<AccumulatorOf<T>>(expected.out[r * x.out.cols + e]));
+    for (int64_t i = 0; i < x.lse.rows * length; ++i) x.lse.data[i] = static_cast<AccumulatorOf<T>>(expected.lse[i]);
+    return x;
+  }
+  /// Returns a part of a square.
+  AttentionShape part(const AttentionShape& square) {
+    AttentionShape s = square;
+    s.length = square.q_len;
+    s.first_query = between(0, s.length - 1);
+    s.q_len =
+        one_of(4) ? between(1, std::min<int64_t>(4, s.length - s.first_query)) : between(1, s.length - s.first_query);
+    s.first_key = one_of(4) ? 0 : between(0, s.length - 1);
+    s.k_len = between(1, s.length - s.first_key);
+    s.k_capacity = one_of(2) ? s.k_len + between(0, 9) : 0;
+    return s;
+  }
+};
+
+/// Returns the number of keys that a row sees, by looking at each.
+template <typename T>
+int64_t pairs_of(const Problem<T>& x, int64_t row) {
+  const AttentionShape& s = x.c.shape;
+  int64_t pairs = 0;
+  for (int64_t j = 0; j < s.k_len; ++j) pairs += j >= x.first_key(row) && j <= s.earlier() + row % s.q_len ? 1 : 0;
+  return pairs;
+}
+
+TYPED_TEST(AttentionParts, AreTheSameRowsOfOneSquare) {
+  using T = TypeParam;
+  const double u = unit_roundoff<T>();
+  Draw draw{std::mt19937(7)};
+  for (int i = 0; i < 25; ++i) {
+    Problem<T> x = draw.square<T>();
+    const int64_t length = x.c.shape.q_len;
+    const Reference<T> whole(x);
+    for (int j = 0; j < 2; ++j) {
+      const AttentionShape s = draw.part(x.c.shape);
+      const Problem<T> before = part_of(x, s);
+      const Reference<T> expected(before, false);
+      const Reference<T> gradients(x, true,
+                                   {s.first_query, s.first_query + s.q_len, s.first_key, s.first_key + s.k_len});
+      for (const Panels& set : kernel_sets<T>()) {
+        SCOPED_TRACE(fmt::format("{} of {}, {}, panels {}", to_string(before.c), length, device::name_of(set.isa),
+                                 set.kernels != nullptr));
+        Machine machine(2, set.isa);
+        Problem<T> y = before, z = before;
+        run_with(machine, set, y.forward_op());
+        expect_part(y.out, expected.out, expected.out, s.q_len, 0, s.q_len, s.q_len, bound<T>(1e-14, 32 * u, u), "out");
+        for (size_t at = 0; at < expected.lse.size(); ++at)
+          if (y.lse.data[at] != expected.lse[at])
+            ASSERT_NEAR(y.lse.data[at], expected.lse[at],
+                        bound<T>(1e-14, 1e-5, 1e-5) * (1 + std::abs(expected.lse[at])));
+
+        run_with(machine, set, z.backward_op());
+        const double close = bound<T>(1e-13, 64 * u, 2 * u);
+        const int64_t room = s.capacity();
+        expect_part(z.dq, gradients.dq, whole.dq, length, s.first_query, s.q_len, s.q_len, close, "dq");
+        expect_part(z.dk, gradients.dk, whole.dk, length, s.first_key, s.k_len, room, close, "dk");
+        expect_part(z.dv, gradients.dv, whole.dv, length, s.first_key, s.k_len, room, close, "dv");
+        for (int64_t r = 0; r < y.out.rows; ++r)
+          if (pairs_of(y, r) == 0) expect_zero(y.out, r, 1), expect_zero(z.dq, r, 1);
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TYPED_TEST(AttentionParts, HaveNoResultWithoutKeys) {
+  using T = TypeParam;
+  Problem<T> x(Case{{2, 400, 400, 0, 4, 2, 24}});
+  for (T& value : x.out.data) value = T(1.0f);
+  for (const auto& [first_query, q_len, first_key, k_len] :
+       std::vector<std::array<int64_t, 4>>{{0, 3, 3, 5}, {0, 70, 70, 130}, {0, 3, 300, 100}, {100, 150, 250, 1}})
+    for (const bool masked : {false, true}) {
+      Problem<T> y = part_of(x, {2, q_len, k_len, 0, 4, 2, 24, false, masked ? first_key : first_query,
+                                 masked ? first_query : first_key, 1000});
+      if (masked) y.first.assign(static_cast<size_t>(2 * q_len), 900);  // after all keys, which precede the queries
+      for (const Panels& set : kernel_sets<T>()) {
+        SCOPED_TRACE(to_string(y.c));
+        Machine machine(2, set.isa);
+        run_with(machine, set, y.forward_op());
+        for (const auto lse : y.lse.data) ASSERT_EQ(lse, -std::numeric_limits<AccumulatorOf<T>>::infinity());
+        run_with(machine, set, y.backward_op());
+        for (const auto* rows : {&y.out, &y.dq, &y.dk, &y.dv}) expect_zero(*rows, 0, rows->rows);
+      }
+    }
+}
+
+TEST(AttentionPairs, AreCountedToThePair) {
+  Draw draw{std::mt19937(3)};
+  for (int i = 0; i < 200; ++i) {
+    Problem<float> x(Case{{1, 60, 60, 0, 2, 1, 8}});
+    x.c.window = draw.one_of(2) ? draw.between(1, 70) : 0;
+    Problem<float> y = part_of(x, draw.part(x.c.shape));
+    SCOPED_TRACE(to_string(y.c));
+    int64_t pairs = 0;
+    for (int64_t row = 0; row < y.c.shape.q_len; ++row) pairs += pairs_of(y, row);
+    EXPECT_EQ(cost(y.forward_op()).flops, 4.0 * 8 * 2 * static_cast<double>(pairs));
+    EXPECT_EQ(cost(y.backward_op()).flops, 10.0 * 8 * 2 * static_cast<double>(pairs));
+  }
+}
+
+}  // namespace
+}  // namespace trainer::ops::attention_test
