@@ -257,13 +257,16 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   TRAINER_CHECK(!s.by_head, "attention backward requires keys of all heads side by side");
   TRAINER_CHECK(op.lse, "attention backward requires the log-sum-exps of the forward pass");
   expect_rows(op.dout, op.q.rows(), op.q.cols(), op.q.dtype, "attention dout");
-  expect_rows(op.dq, op.q.rows(), op.q.cols(), op.q.dtype, "attention dq");
-  expect_keys(op.dk, s, op.q.dtype, "attention dk");
-  expect_keys(op.dv, s, op.q.dtype, "attention dv");
+  const auto type_of = [&](bool added) { return added ? accumulator_of(op.q.dtype) : op.q.dtype; };
+  expect_rows(op.dq, op.q.rows(), op.q.cols(), type_of(op.add_dq), "attention dq");
+  expect_keys(op.dk, s, type_of(op.add_dkv), "attention dk");
+  expect_keys(op.dv, s, type_of(op.add_dkv), "attention dv");
 
   const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/true));
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   job.backward = true;
+  job.add_dq = op.add_dq;
+  job.add_dkv = op.add_dkv;
   job.k_len = s.k_len;  // also of keys that no query sees there are gradients
   job.key_blocks = divide_up(job.k_len, kKeyBlock);
   job.dout = operand(op.dout, s.head_dim);

@@ -343,8 +343,8 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   if (job.head_in_group + 1 == job.group) {
     const int64_t row = where.sequence * job.key_rows + begin;
     for (int64_t r = 0; r < end - begin; ++r) {
-      store_row(sums.dk + r * ld, d, T{1}, at<Storage>(job.dk, row + r, where.kv_head));
-      store_row(sums.dv + r * ld, d, T{1}, at<Storage>(job.dv, row + r, where.kv_head));
+      store_gradient<Storage>(sums.dk + r * ld, d, T{1}, job.dk, row + r, where.kv_head, job.add_dkv);
+      store_gradient<Storage>(sums.dv + r * ld, d, T{1}, job.dv, row + r, where.kv_head, job.add_dkv);
     }
   }
 }
@@ -362,8 +362,8 @@ void sum_dq(const AttentionJob& job, int64_t task) {
       const T* part = part_of<T>(job, where.slot, chunk, query + r);
       for (int64_t c = 0; c < job.head_dim; c += kLanes<T>) store(sum + c, load(sum + c) + load(part + c));
     }
-    store_row(sum, job.head_dim, static_cast<T>(job.scale),
-              at<Storage>(job.dq, where.sequence * job.q_len + query + r, where.head));
+    store_gradient<Storage>(sum, job.head_dim, static_cast<T>(job.scale), job.dq,
+                            where.sequence * job.q_len + query + r, where.head, job.add_dq);
   }
 }
 

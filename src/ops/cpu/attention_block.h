@@ -178,11 +178,5 @@ void pack_rows(int64_t n, int64_t columns, const Storage* x, int64_t ldx, T fact
   }
 }
 
-/// out[columns] <- factor·row, rounded to the storage type. Reads whole vectors of `row`.
-template <typename T, typename Storage>
-[[gnu::always_inline]] inline void store_row(const T* row, int64_t columns, T factor, Storage* out) {
-  each_vector<T>(columns, [&](int64_t c, auto tag) { put(out + c, load(row + c) * factor, tag); });
-}
-
 }  // namespace
 }  // namespace trainer::ops::TRAINER_ISA

@@ -54,6 +54,7 @@ struct AttentionJob {
   int64_t head_in_group;       // backward: the current query head of each group
   int64_t chunks, chunk_keys;  // backward: keys per task; dq is summed over chunks in order
   bool backward;
+  bool add_dq, add_dkv;  // outputs of the accumulator dtype, which are added to
 
   // Scratch. Vector kernels use elements of the accumulator dtype; row_ld is the stride of packed rows, an odd number
   // of cache lines. Panel kernels sum in f32; their operands are bf16 in panels of 32 rows or columns (tile_panels.h),

@@ -115,8 +115,10 @@ bool bounded_softmax(const AttentionJob& job, ForwardPanel& p, int64_t keys, int
                             : online_softmax_as<true, true>(job, p, keys, last_seen, starts, factors);
 }
 
-/// Stores out[query, D] <- Oᵀ[D, query]·factor[query], square by square.
-void store_transposed_rows(int64_t queries, int64_t d, const float* sums, const float* factor, bf16* out, int64_t ld) {
+/// Stores out[query, D] <- Oᵀ[D, query]·factor[query], square by square, or adds to f32.
+template <typename Storage>
+void store_transposed_rows(int64_t queries, int64_t d, const float* sums, const float* factor, Storage* out,
+                           int64_t ld) {
   for (int64_t query = 0; query < queries; query += kVector)
     for (int64_t c = 0; c < d; c += kVector) {
       Vec<float> square[kVector];
@@ -127,7 +129,8 @@ void store_transposed_rows(int64_t queries, int64_t d, const float* sums, const 
 #pragma GCC unroll 16
       for (int64_t i = 0; i < kVector; ++i) {
         if (query + i >= queries) break;
-        bf16* const to = out + (query + i) * ld + c;
+        Storage* const to = out + (query + i) * ld + c;
+        if constexpr (std::is_same_v<Storage, float>) square[i] += columns == kVector ? load(to) : load_n(to, columns);
         columns == kVector ? store(to, square[i]) : store_n(to, square[i], columns);
       }
     }
@@ -353,13 +356,9 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   key_sums.begins(end, end);
   if (job.head_in_group + 1 == job.group) {
     const int64_t row = sequence * job.key_rows + begin;
-    const Vec<float> scale = splat(static_cast<float>(job.scale));
     for (int64_t r = 0; r < end - begin; ++r) {
-      bf16 *to_dk = at(job.dk, row + r, kv_head), *to_dv = at(job.dv, row + r, kv_head);
-      each_vector<float>(d, [&](int64_t c, auto tag) {
-        put(to_dk + c, load(dk + r * ld + c) * scale, tag);
-        put(to_dv + c, load(dv + r * ld + c), tag);
-      });
+      store_gradient<bf16>(dk + r * ld, d, static_cast<float>(job.scale), job.dk, row + r, kv_head, job.add_dkv);
+      store_gradient<bf16>(dv + r * ld, d, 1.0f, job.dv, row + r, kv_head, job.add_dkv);
     }
   }
 }
@@ -380,9 +379,12 @@ void sum_dq(const AttentionJob& job, int64_t task) {
   }
   alignas(64) float scale[kSide];
   for (float& factor : scale) factor = static_cast<float>(job.scale);
-  for (int64_t r = 0; r < m; r += kSide)
-    store_transposed_rows(smaller(kSide, m - r), job.head_dim, sum + r * ld, scale,
-                          at(job.dq, pair / job.kv_heads * job.q_len + query + r, head), job.dq.ld);
+  const auto store_all = [&](auto* out) {
+    for (int64_t r = 0; r < m; r += kSide)
+      store_transposed_rows(smaller(kSide, m - r), job.head_dim, sum + r * ld, scale, out + r * job.dq.ld, job.dq.ld);
+  };
+  const int64_t row = pair / job.kv_heads * job.q_len + query;
+  job.add_dq ? store_all(at<float>(job.dq, row, head)) : store_all(at(job.dq, row, head));
 }
 
 int64_t worker_bytes(int64_t row_ld, bool is_backward) {
