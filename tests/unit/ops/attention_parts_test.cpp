@@ -1,6 +1,7 @@
 // Attention calls over parts of a sequence: any runs of its queries and keys, as ranks have them that split its tokens.
 #include <algorithm>
 
+#include "ops/merge_attention.h"
 #include "unit/ops/attention_panels.h"
 #include "unit/ops/attention_problem.h"
 
@@ -308,6 +309,115 @@ TEST(AttentionPairs, AreCountedToThePair) {
     EXPECT_EQ(cost(y.forward_op()).flops, 4.0 * 8 * 2 * static_cast<double>(pairs));
     EXPECT_EQ(cost(y.backward_op()).flops, 10.0 * 8 * 2 * static_cast<double>(pairs));
   }
+}
+
+/// A problem of 2 sequences of 48 tokens, 4 heads and 2 key heads of size 4, given by sines.
+Problem<double> golden_problem(int64_t window, bool documents) {
+  Problem<double> x(Case{{2, 48, 48, 0, 4, 2, 4}, 0, 1, true, window});
+  x.scale = 0.5;
+  const auto fill = [](Rows<double>& rows, auto&& value) {
+    for (int64_t r = 0; r < rows.rows; ++r)
+      for (int64_t c = 0; c < rows.cols; ++c)
+        rows.at(r, c) = value(static_cast<double>(r / 48), static_cast<double>(r % 48), static_cast<double>(c / 4),
+                              static_cast<double>(c % 4));
+  };
+  using D = double;
+  fill(x.q, [](D i, D p, D h, D d) { return std::sin(1 + 0.9 * i + 0.31 * p + 1.7 * h + 0.53 * d); });
+  fill(x.k, [](D i, D p, D h, D d) { return 1.5 * std::cos(2 + 0.5 * i + 0.47 * p + 1.3 * h + 0.29 * d); });
+  fill(x.v, [](D i, D p, D h, D d) { return std::sin(3 + 0.8 * i + 0.23 * p + 0.6 * h + 1.1 * d); });
+  fill(x.dout, [](D i, D p, D h, D d) { return std::cos(4 + 0.4 * i + 0.19 * p + 0.35 * h + 0.77 * d); });
+  for (int i = 0; i < 2 && documents; ++i)
+    for (int p = 0; p < 48; ++p)
+      x.first.push_back(p >= 31 + i ? 31 + i : p >= 20 + i ? 20 + i : p >= 5 + i ? 5 + i : 0);
+  return x;
+}
+
+TEST(AttentionGolden, HasTheGoldenValuesInOneCallAndInARing) {
+  struct Golden {
+    int64_t window;
+    bool documents;
+    int64_t i, p;
+    double out, lse, dq, dk, dv;
+  };
+  const std::vector<Golden> golden = {
+      {0, false, 0, 24, 0.065004161963845, 4.34481740458349, 0.000143003807049402, 0.0380946205816082,
+       0.237303872346289},
+      {0, false, 1, 47, 0.0853894918205268, 3.98854947417711, 0.046148024696613, 0.0196930162918604,
+       -0.0253053403125455},
+      {9, false, 0, 24, 0.320669575636963, 2.62155284566681, -0.0363321550483213, -0.122974649627827,
+       0.824378490080755},
+      {9, false, 1, 47, -0.313603170792011, 2.41054913985452, 0.437965983773992, 0.0405375446747086, -0.12215761616361},
+      {0, true, 0, 24, -0.771427552428568, -0.0925586014758606, -0.0835576348129331, -0.0267874608198992,
+       0.515460916920587}};
+  Machine machine(2);
+  for (const Golden& g : golden)
+    for (const int64_t ranks :
+         {0, 1, 2, 3, 4}) {  // 0: one call; else each has two segments, at equal distances from both ends
+      SCOPED_TRACE(fmt::format("window {}, documents {}, {} ranks", g.window, g.documents, ranks));
+      Problem<double> x = golden_problem(g.window, g.documents);
+      if (ranks == 0) {
+        x.forward(machine.ex);
+        x.backward(machine.ex);
+      }
+      const int64_t n = 24 / std::max<int64_t>(1, ranks);
+      const auto copy = [&](Rows<double>& to, int64_t to_length, int64_t at, Rows<double>& from, int64_t length,
+                            int64_t first) {
+        for (int64_t r = 0; r < 2 * n; ++r)
+          for (int64_t c = 0; c < to.cols; ++c)
+            to.at(r / n * to_length + at + r % n, c) = from.at(r / n * length + first + r % n, c);
+      };
+      const auto call = [&](int64_t q, int64_t k) {
+        return part_of(x, {2, n, n, 0, 4, 2, 4, false, q * n, k * n, 48});
+      };
+      for (const bool backward : {false, true}) {
+        if (backward && ranks > 0) x.dq = Rows<double>(96, 16, true), x.dk = x.dv = Rows<double>(96, 8, true);
+        for (int64_t q = 0; q < 2 * ranks; ++q) {
+          Rows<double> sum(2 * n, 16, false), sum_lse(8, n, false);
+          for (int64_t step = 0; step < ranks; ++step) {
+            const int64_t rank = std::min(q, 2 * ranks - 1 - q), of = (rank - step + ranks) % ranks;
+            for (const int64_t k : {of, 2 * ranks - 1 - of}) {
+              if (k > q) continue;
+              Problem<double> y = call(q, k);
+              if (!backward) {
+                run(machine.ex, y.forward_op());
+                run(machine.ex,
+                    MergeAttention{y.out.view(), y.lse.view(), sum.view(), sum_lse.view(), 4, n, step == 0 && k == of});
+                continue;
+              }
+              copy(y.dq, n, 0, x.dq, 48, q * n);
+              copy(y.dk, n, 0, x.dk, 48, k * n);
+              copy(y.dv, n, 0, x.dv, 48, k * n);
+              AttentionBackward op = y.backward_op();
+              op.add_dq = op.add_dkv = true;
+              run(machine.ex, op);
+              copy(x.dq, 48, q * n, y.dq, n, 0);
+              copy(x.dk, 48, k * n, y.dk, n, 0);
+              copy(x.dv, 48, k * n, y.dv, n, 0);
+            }
+          }
+          if (backward) continue;
+          copy(x.out, 48, q * n, sum, n, 0);
+          for (int64_t r = 0; r < 8; ++r)
+            for (int64_t i = 0; i < n; ++i) x.lse.at(r, q * n + i) = sum_lse.at(r, i);
+        }
+      }
+      const int64_t row = g.i * 48 + g.p;
+      EXPECT_NEAR(x.out.at(row, 4 + 2), g.out, 1e-12);
+      EXPECT_NEAR(x.lse.at(g.i * 4 + 1, g.p), g.lse, 1e-12);
+      EXPECT_NEAR(x.dq.at(row, 12 + 1), g.dq, 1e-12);
+      EXPECT_NEAR(x.dk.at(row, 4), g.dk, 1e-12);
+      EXPECT_NEAR(x.dv.at(row, 3), g.dv, 1e-12);
+      if (g.window > 0 || g.documents) continue;
+      const auto sum_of = [](Rows<double>& rows) {
+        double sum = 0;
+        for (int64_t r = 0; r < rows.rows; ++r)
+          for (int64_t c = 0; c < rows.cols; ++c) sum += std::abs(rows.at(r, c));
+        return sum;
+      };
+      EXPECT_NEAR(sum_of(x.dq), 95.717019636875, 1e-10);
+      EXPECT_NEAR(sum_of(x.dk), 176.20200519575, 1e-10);
+      EXPECT_NEAR(sum_of(x.dv), 414.11099743088, 1e-10);
+    }
 }
 
 }  // namespace
