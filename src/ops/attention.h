@@ -69,10 +69,10 @@ void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
 /// Returns cuDNN for this GPU, to be used as its device's Libraries::attention. It supports bf16 without dropout and
-/// masks, with as many keys as queries; the built-in kernels handle all other cases. Both store log-sum-exps in the
-/// same form, so either backward pass may follow the other's forward pass. They also handle passes for which cuDNN
-/// would need more than 1/16 of the GPU's memory as workspace. `deterministic`: its backward pass adds in a fixed
-/// order. Throws Code::usage with the reason if cuDNN was not found at build time, or is not found now.
+/// masks, with queries and keys at the same positions; the built-in kernels handle all other cases. Both store
+/// log-sum-exps in the same form, so either backward pass may follow the other's forward pass. They also handle passes
+/// for which cuDNN would need more than 1/16 of the GPU's memory as workspace. `deterministic`: its backward pass adds
+/// in a fixed order. Throws Code::usage with the reason if cuDNN was not found at build time, or is not found now.
 std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool deterministic);
 /// Returns the name of the attention kernels, for logs: "built-in kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);

@@ -52,7 +52,9 @@ struct FusedAttention : ::testing::Test {
     int64_t queries = 12, keys = 12, head_dim = 8;
     double dropout = 0;
     bool lse = true, backward = false;
-    int64_t gap = 0;  // between rows
+    int64_t gap = 0;      // between rows
+    int64_t earlier = 0;  // positions of the last query after the last key
+    bool adds = false;    // backward: to gradients in fp32
   };
   /// Runs one pass over two sequences, with four query heads and two key/value heads; returns its output.
   TestTensor pass(const Case& c) {
@@ -63,7 +65,7 @@ struct FusedAttention : ::testing::Test {
                                .heads = kHeads,
                                .kv_heads = kKvHeads,
                                .head_dim = c.head_dim,
-                               .first_query = c.keys - c.queries};
+                               .first_query = c.keys - c.queries + c.earlier};
     const DType sums = accumulator_of(c.dtype);
     Normal draw(3);
     const auto rows = [&](int64_t length, int64_t heads) {
@@ -79,7 +81,9 @@ struct FusedAttention : ::testing::Test {
     } else {
       lse.fill([] { return 1.0; });
       TestTensor dout = rows(c.queries, kHeads), dq = out, dk = k, dv = v;
-      testing::run(machine.ex, AttentionBackward{forward, dout, dq, dk, dv});
+      if (c.adds)
+        for (TestTensor* x : {&dq, &dk, &dv}) *x = TestTensor({x->tensor().rows(), x->tensor().cols()}, sums, c.gap);
+      testing::run(machine.ex, AttentionBackward{forward, dout, dq, dk, dv, c.adds, c.adds});
     }
     return out;
   }
@@ -113,7 +117,8 @@ TEST_F(FusedAttention, TakesTrainingInBf16) {
 TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
   for (const Case& c :
        {Case{.dtype = DType::f32}, Case{.dropout = 0.5}, Case{.queries = 6}, Case{.queries = 3, .keys = 3},
-        Case{.head_dim = 12}, Case{.gap = 2}, Case{.dropout = 0.5, .backward = true}}) {
+        Case{.head_dim = 12}, Case{.gap = 2}, Case{.dropout = 0.5, .backward = true}, Case{.earlier = 12},
+        Case{.backward = true, .earlier = 12}, Case{.backward = true, .adds = true}}) {
     const TestTensor out = pass(c);
     EXPECT_TRUE(fake->considered.empty());
     bool differ = false;

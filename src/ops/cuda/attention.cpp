@@ -20,23 +20,27 @@ AttentionRows operand(const Tensor& x, int64_t head_dim) {
   return {x.data, x.ld(), vectors};
 }
 
-AttentionArgs args_of(const AttentionForward& op) {
+/// Returns the kernels' arguments, with k_len keys.
+AttentionArgs args_of(const AttentionForward& op, int64_t k_len) {
   const AttentionShape& s = op.shape;
   AttentionArgs args;
   args.q_len = static_cast<int>(s.q_len);
-  args.k_len = static_cast<int>(s.seen());
+  args.k_len = static_cast<int>(k_len);
   args.heads = static_cast<int>(s.heads);
   args.kv_heads = static_cast<int>(s.kv_heads);
   args.head_dim = static_cast<int>(s.head_dim);
   args.group = static_cast<int>(s.heads / s.kv_heads);
+  args.shift = static_cast<int>(s.earlier());
+  args.first_key = static_cast<int>(s.first_key);
   args.k_capacity = s.capacity();
   args.scale = static_cast<float>(op.scale);
   args.scale_log2 = static_cast<float>(op.scale * kLog2e);
-  args.window = static_cast<int>(std::min(op.mask.window, s.k_len));
+  args.window = static_cast<int>(std::min(op.mask.window, s.first_query + s.q_len));  // a longer one hides nothing
   args.first_keys = op.mask.first ? op.mask.first.as<int32_t>() : nullptr;
   if (op.dropout.p > 0) {
     args.threshold = dropout_threshold(op.dropout.p);
     args.keep_scale = static_cast<float>(1 / (1 - op.dropout.p));
+    args.length = static_cast<int>(s.length == 0 ? s.first_query + s.q_len : s.length);
     args.step = op.dropout.step;
     args.key = op.dropout.key;
     args.first_head = op.dropout.first_sample * op.dropout.heads_global + op.dropout.first_head;
@@ -56,9 +60,10 @@ void check_limits(const AttentionForward& op) {
   constexpr int64_t kGrid = 65535, kLength = int64_t{1} << 30;
   TRAINER_CHECK(op.q.dtype == DType::f32 || op.q.dtype == DType::bf16,
                 "attention in {}: CUDA devices support only fp32 and bf16", name_of(op.q.dtype));
-  TRAINER_CHECK(s.batch <= kGrid && s.heads * kDecodeQueries <= kGrid && s.k_len <= kLength,
-                "attention over {} sequences, {} heads, {} keys: CUDA kernels support at most {}, {} and {}", s.batch,
-                s.heads, s.k_len, kGrid, kGrid / kDecodeQueries, kLength);
+  const int64_t length = std::max({s.first_query + s.q_len, s.first_key + s.k_len, s.length});
+  TRAINER_CHECK(s.batch <= kGrid && s.heads * kDecodeQueries <= kGrid && length <= kLength,
+                "attention over {} sequences, {} heads, {} positions: CUDA kernels support at most {}, {} and {}",
+                s.batch, s.heads, length, kGrid, kGrid / kDecodeQueries, kLength);
   TRAINER_CHECK(op.scale > 0, "attention scale is {}, expected a positive number", op.scale);
 }
 
@@ -71,8 +76,8 @@ FusedAttention* fused_on(const device::Device& device) {
 /// count as aligned, as all memory in an arena is.
 std::optional<FusedShape> fused_shape(const AttentionForward& op, std::initializer_list<const Tensor*> operands) {
   const AttentionShape& s = op.shape;
-  if (op.dropout.p > 0 || op.mask.hides() || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0 ||
-      s.capacity() != s.k_len)
+  if (op.dropout.p > 0 || op.mask.hides() || s.q_len != s.k_len || s.earlier() != 0 || s.q_len <= kDecodeQueries ||
+      s.head_dim % 8 != 0 || s.capacity() != s.k_len)
     return {};
   FusedShape shape{.batch = s.batch,
                    .length = s.q_len,
@@ -117,7 +122,7 @@ void run(Exec& ex, const AttentionForward& op) {
   std::optional<FusedShape> fused = fused_shape(op, {&op.q, &op.k, &op.v, &op.out});
   if (fused) fused->keeps_lse = static_cast<bool>(op.lse);
   if (run_fused(ex, fused, fused_operands(op))) return;
-  AttentionArgs args = args_of(op);
+  AttentionArgs args = args_of(op, s.seen());
   // The size of scratch depends only on k_capacity, so that one arena program decodes at every length.
   const bool decodes = s.q_len <= kDecodeQueries && op.dropout.p == 0;
   Scratch scratch;
@@ -152,11 +157,13 @@ void run(Exec& ex, const AttentionBackward& op) {
   const Scratch delta = ex.take("attention.delta", {s.batch * s.heads, s.q_len}, DType::f32);
   if (ex.device.dry()) return;
 
-  AttentionArgs args = args_of(op);
+  AttentionArgs args = args_of(op, s.k_len);  // all: keys that no query sees have gradients, too
   args.dout = operand(op.dout, s.head_dim);
   args.dq = operand(op.dq, s.head_dim);
   args.dk = operand(op.dk, s.head_dim);
   args.dv = operand(op.dv, s.head_dim);
+  args.dq.adds = op.add_dq;
+  args.dk.adds = args.dv.adds = op.add_dkv;
   args.delta = delta.tensor().as<float>();
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
   if (dtype == DType::f32) {

@@ -55,9 +55,9 @@ struct LaneOffsets {
   BlockOffsets<kCols> left, rows;
 };
 
-/// A thread of a pass: its place and its tiles in shared memory. Fragments and offsets are arguments: as members, more
-/// of them would be spilled. With kKeysKept, k and v are the kept tiles, and q and dout of all heads of the group the
-/// streamed tiles. Without it, the roles are exchanged. kBounded: the first visible key of some rows is not 0
+/// A thread of a pass: its place and its tiles in shared memory. Fragments and offsets are arguments: as members,
+/// more of them would be spilled. With kKeysKept, k and v are the kept tiles, and q and dout of all heads of the group
+/// the streamed tiles. Without it, the roles are exchanged. kBounded: the first visible key of some rows is not 0
 /// (attention_mask.cuh).
 template <int kCols, bool kKeysKept, bool kDropout, bool kBounded>
 struct BackwardPass {
@@ -80,22 +80,27 @@ struct BackwardPass {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int warp_row = warp / Shape::kColumnWarps * kWarpRows;
   const int column_block = warp % Shape::kColumnWarps * Shape::kSumCols / 16;
-  const int length = args.q_len;
+  const int kept_length = kKeysKept ? args.k_len : args.q_len, streamed_length = kKeysKept ? args.q_len : args.k_len;
   // The longest passes come first: all queries attend to the first keys, and the last queries attend to all keys.
   const int first = static_cast<int>(kKeysKept ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * kKept;
-  const int valid = smaller(kKept, length - first);
+  const int valid = smaller(kKept, kept_length - first);
+  /// The streamed row at the position of kept row 0; perhaps there is none.
+  __device__ __forceinline__ int place() const { return kKeysKept ? first - args.shift : first + args.shift; }
   const int kept_head = static_cast<int>(blockIdx.y);
   const int64_t sequence = blockIdx.z;
   const int64_t key_row = sequence * args.k_capacity, query_row = sequence * args.q_len;
   const int64_t kept_row = (kKeysKept ? key_row : query_row) + first;
-  const int first_row = (kKeysKept ? first : first_key_of(first)) / kStreamed * kStreamed;
-  const int last_query = kKeysKept && kBounded ? queries_before(args, sequence, first + valid) : length;
-  const int end_row = kKeysKept ? last_query : first + valid;
+  const int first_row = (kKeysKept ? larger(0, place()) : first_key_of(first)) / kStreamed * kStreamed;
+  const int last_query = kKeysKept && kBounded ? queries_before(args, sequence, first + valid) : args.q_len;
+  const int end_row = kKeysKept ? last_query : smaller(place() + valid, args.k_len);
   const int steps = (end_row - first_row + kStreamed - 1) / kStreamed * (kKeysKept ? args.group : 1);
 
   __device__ __forceinline__ int first_key_of(int query) const {
     return kBounded ? first_key(args, sequence, query) : 0;
   }
+  /// Returns the last key seen by a kept query, whose own key would be `key`. With kept keys, those beyond the last one
+  /// need no bound, since they are not written.
+  __device__ __forceinline__ int last_key(int key) const { return smaller(key, args.k_len - 1); }
   /// Return the row of the streamed tile and the row of the warp's kept rows to which an element of Scores belongs.
   __device__ __forceinline__ int streamed_of(int j, int c) const { return 8 * j + lane % 4 * 2 + c % 2; }
   __device__ __forceinline__ int kept_of(int i, int c) const { return 16 * i + lane / 4 + c / 2 * 8; }
@@ -120,7 +125,7 @@ struct BackwardPass {
       for (int half = 0; half < 2; ++half) {
         const int kept = warp_row + 16 * i + lane / 4 + 8 * half;
         if (kept < valid) {
-          const int64_t at = (sequence * args.heads + kept_head) * length + first + kept;
+          const int64_t at = (sequence * args.heads + kept_head) * args.q_len + first + kept;
           kept_rows.lse[i][half] = args.lse[at] * kLog2e;
           kept_rows.delta[i][half] = args.delta[at];
         }
@@ -130,14 +135,14 @@ struct BackwardPass {
   __device__ __forceinline__ void load_streamed(Streamed to) const {
     const int64_t from = (kKeysKept ? query_row : key_row) + to.row;
     load_tile<kCols, kStreamed, kThreads>(streamed_a + to.stage * kTile, kKeysKept ? args.q : args.k, from,
-                                          length - to.row, to.head, args.head_dim);
+                                          streamed_length - to.row, to.head, args.head_dim);
     load_tile<kCols, kStreamed, kThreads>(streamed_b + to.stage * kTile, kKeysKept ? args.dout : args.v, from,
-                                          length - to.row, to.head, args.head_dim);
+                                          streamed_length - to.row, to.head, args.head_dim);
     if constexpr (kKeysKept) {  // zeros for rows beyond the end, which then do not contribute
       const int i = static_cast<int>(threadIdx.x);
       if (i < kStreamed) {
-        const bool inside = to.row + i < length;
-        const int64_t at = (sequence * args.heads + to.head) * length + (inside ? to.row + i : 0);
+        const bool inside = to.row + i < args.q_len;
+        const int64_t at = (sequence * args.heads + to.head) * args.q_len + (inside ? to.row + i : 0);
         copy_4_async(streamed_lse + to.stage * kStreamed + i, args.lse + at, inside);
         copy_4_async(streamed_delta + to.stage * kStreamed + i, args.delta + at, inside);
       }
@@ -156,12 +161,14 @@ struct BackwardPass {
     bool seen, whole;
   };
   __device__ __forceinline__ Visibility visibility(int row) const {
-    const int kept_low = first + warp_row, kept_high = kept_low + kWarpRows - 1, streamed_high = row + kStreamed - 1;
+    const int kept_low = place() + warp_row, kept_high = kept_low + kWarpRows - 1, streamed_high = row + kStreamed - 1;
     bool seen = kKeysKept ? kept_low <= streamed_high : row <= kept_high;
-    bool whole = kKeysKept ? kept_high <= row : streamed_high <= kept_low;
+    bool whole = kKeysKept ? kept_high <= row : streamed_high <= last_key(kept_low);
     if constexpr (kBounded) {
-      seen = seen && first_key_of(kKeysKept ? row : kept_low) <= (kKeysKept ? kept_high : streamed_high);
-      whole = whole && first_key_of(kKeysKept ? streamed_high : kept_high) <= (kKeysKept ? kept_low : row);
+      seen = seen && (kKeysKept ? first_key_of(row) - args.shift <= kept_high
+                                : first_key_of(kept_low - args.shift) <= streamed_high);
+      whole = whole && (kKeysKept ? first_key_of(streamed_high) - args.shift <= kept_low
+                                  : first_key_of(kept_high - args.shift) <= row);
     }
     return {seen, whole};
   }
@@ -189,10 +196,11 @@ struct BackwardPass {
       for (int j = 0; j < kN; ++j) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const int passing = at.row + streamed_of(j, c), kept = first + warp_row + kept_of(i, c);
-          if (kKeysKept ? kept > passing : passing > kept) p[i][j][c] = 0;
+          const int passing = at.row + streamed_of(j, c), kept = place() + warp_row + kept_of(i, c);
+          if (kKeysKept ? kept > passing : passing > last_key(kept)) p[i][j][c] = 0;
           if constexpr (kBounded) {
-            if ((kKeysKept ? kept : passing) < first_key_of(kKeysKept ? passing : kept)) p[i][j][c] = 0;
+            if (kKeysKept ? kept < first_key_of(passing) - args.shift : passing < first_key_of(kept - args.shift))
+              p[i][j][c] = 0;
           }
         }
       }
@@ -203,7 +211,7 @@ struct BackwardPass {
     const int kept_low = first + warp_row, query = kKeysKept ? at.row : kept_low, key = kKeysKept ? kept_low : at.row;
     const uint64_t index = dropout_index(args, static_cast<int>(sequence), kKeysKept ? at.head : kept_head, query);
     const auto line = [&](int queries) {
-      return index + static_cast<uint64_t>(queries) * static_cast<uint64_t>(args.k_len);
+      return index + static_cast<uint64_t>(queries) * static_cast<uint64_t>(args.length);
     };
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
@@ -272,8 +280,17 @@ struct BackwardPass {
     add_weighted<kCols>(sums, as_weights(dp), at.a, lanes.rows, column_block);
   }
 
-  /// Stages the results in the memory of the kept tiles, which no warp reads any more, and writes them.
+  /// Adds the results to those in memory, or stages them in the memory of the kept tiles, which no warp reads any more,
+  /// and writes them.
   __device__ __forceinline__ void store(const Sums& sums, const Sums& dv) const {
+    if ((kKeysKept ? args.dk : args.dq).adds) {
+      const int64_t row = kept_row + warp_row;
+      add_block(kKeysKept ? args.dk : args.dq, row, valid - warp_row, kept_head, args.head_dim, sums, args.scale,
+                16 * column_block, lane);
+      if constexpr (kKeysKept)
+        add_block(args.dv, row, valid - warp_row, kept_head, args.head_dim, dv, 1, 16 * column_block, lane);
+      return;
+    }
     float scales[kBlocks][2], ones[kBlocks][2];
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
@@ -327,6 +344,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
     if constexpr (kKeysKept) pass.add_to_dv(dv, p, dropped, lanes, at);
     pass.add_score_gradients(sums, p, dropped, kept_rows, lanes, at);
   }
+  copies_wait();    // if there were no steps
   __syncthreads();  // no warp still reads the kept tiles
   pass.store(sums, dv);
 }
@@ -337,7 +355,8 @@ struct Backward {
   template <bool kKeysKept, bool kDropout, bool kBounded>
   static void launch_pass(cudaStream_t stream, const AttentionArgs& args, int64_t heads, int64_t batch) {
     using Shape = BackwardShape<kCols, kDropout>;
-    const dim3 blocks(blocks_for(args.q_len, Shape::kKept), static_cast<unsigned>(heads), static_cast<unsigned>(batch));
+    const dim3 blocks(blocks_for(kKeysKept ? args.k_len : args.q_len, Shape::kKept), static_cast<unsigned>(heads),
+                      static_cast<unsigned>(batch));
     device::cuda::launch(stream, {blocks, dim3(Shape::kThreads), Shape::kSharedBytes},
                          attention_backward_kernel<kCols, kKeysKept, kDropout, kBounded>, args);
   }

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_parts_kernel(const Atte
   const int kv_head = static_cast<int>(blockIdx.y) / passes;
   const int first_row = static_cast<int>(blockIdx.y) % passes * kDecodeRows;
   const int64_t sequence = blockIdx.z;
-  if (begin + keys <= first_key(args, sequence, 0)) return;  // no query sees any of these keys
+  if (begin + kDecodeKeys <= first_key(args, sequence, 0)) return;  // no query sees any of these keys
   const int64_t key_row = sequence * args.k_capacity + begin;
   const auto head_of = [&](int r) { return kv_head * args.group + (first_row + r) / args.q_len; };
   const auto query_of = [&](int r) { return (first_row + r) % args.q_len; };
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_parts_kernel(const Atte
     for (int r = 0; r < kDecodeRows; ++r) {
       for (int mask = kKeyLanes / 2; mask > 0; mask /= 2) dot[r] += shuffle_xor(dot[r], mask);
       const bool seen =
-          begin + key <= args.k_len - args.q_len + query_of(r) && begin + key >= first_key(args, sequence, query_of(r));
+          begin + key <= args.shift + query_of(r) && begin + key >= first_key(args, sequence, query_of(r));
       if (thread % kKeyLanes == 0 && key < keys)
         scores[r * kDecodeKeys + key] = seen ? dot[r] * args.scale_log2 : -INFINITY;
     }
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_combine_kernel(const At
       const float* const part = part_of(args, row, split);
       total = fmaf(part[2 + c], fast_exp2(part[0] - shift), total);
     }
-    out[c] = T(total / sum);
+    out[c] = T(sum == 0 ? 0.0f : total / sum);  // 0: no key visible
   }
   constexpr float kLn2 = 0.69314718055994530942f;
   if (args.lse != nullptr && threadIdx.x == 0) args.lse[row] = fmaf(top, kLn2, logf(sum));
@@ -232,8 +232,9 @@ void decode(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
   const auto sequences = static_cast<unsigned>(batch);
   const dim3 parts(blocks_for(args.k_len, kDecodeKeys),
                    static_cast<unsigned>(args.kv_heads) * blocks_for(args.group * args.q_len, kDecodeRows), sequences);
-  device::cuda::launch(stream, {parts, dim3(kDecodeThreads), DecodeShape<T>::shared_bytes(args.head_dim)},
-                       decode_parts_kernel<T>, args);
+  if (args.k_len > 0)
+    device::cuda::launch(stream, {parts, dim3(kDecodeThreads), DecodeShape<T>::shared_bytes(args.head_dim)},
+                         decode_parts_kernel<T>, args);
   device::cuda::launch(stream, {dim3(static_cast<unsigned>(args.heads * args.q_len), sequences), dim3(kDecodeThreads)},
                        decode_combine_kernel<T>, args);
 }

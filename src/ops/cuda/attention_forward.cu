@@ -89,13 +89,15 @@ struct ForwardTile {
   const int head = static_cast<int>(blockIdx.y), kv_head = head / args.group;
   const int64_t sequence = blockIdx.z;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
-  const int position = args.k_len - args.q_len + query;  // position of the tile's row 0
+  const int position = args.shift + query;  // the last key that the tile's row 0 may see
   const int64_t query_row = sequence * args.q_len + query, key_row = sequence * args.k_capacity;
   const int queries = smaller(kRows, args.q_len - query);
-  const int tiles = (position + queries + kKeys - 1) / kKeys, first_tile = first_key_of(0) / kKeys;
+  // Without any key for these rows, the first tile is not below `tiles`.
+  const int tiles = (smaller(position + queries, args.k_len) + kKeys - 1) / kKeys;
+  const int first_tile = first_key_of(0) / kKeys;
   const int warp_first = first_key_of(warp_row), warp_all = first_key_of(warp_row + kWarpRows - 1);
   const uint64_t warp_index =
-      kDropout ? dropout_index(args, static_cast<int>(sequence), head, position + warp_row) : uint64_t{0};
+      kDropout ? dropout_index(args, static_cast<int>(sequence), head, query + warp_row) : uint64_t{0};
 
   const BlockOffsets<kCols> left{warp_row, block_place(lane)}, rows{0, block_place(lane)};
 
@@ -117,7 +119,7 @@ struct ForwardTile {
   /// Sets scores, which are zero, to those of the keys from `key`: −∞ if they are not visible.
   __device__ __forceinline__ void set_scores(Scores& scores, int key) const {
     multiply_rows<kCols>(scores, q_tile, left, k_tile, rows);
-    if (key + kKeys - 1 > position + warp_row) {
+    if (key + kKeys - 1 > smaller(position + warp_row, args.k_len - 1)) {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
@@ -125,7 +127,7 @@ struct ForwardTile {
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = warp_row + 16 * i + lane / 4 + c / 2 * 8, column = 8 * j + lane % 4 * 2 + c % 2;
-            if (key + column > position + row) scores[i][j][c] = -INFINITY;
+            if (key + column > smaller(position + row, args.k_len - 1)) scores[i][j][c] = -INFINITY;
           }
         }
       }
@@ -154,7 +156,7 @@ struct ForwardTile {
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         uint32_t draws[4];
-        draws_of_query_rows(args, warp_index + static_cast<uint64_t>(16 * i) * static_cast<uint64_t>(args.k_len),
+        draws_of_query_rows(args, warp_index + static_cast<uint64_t>(16 * i) * static_cast<uint64_t>(args.length),
                             key + 8 * j, lane, draws);
 #pragma unroll
         for (int c = 0; c < 4; ++c)
@@ -186,7 +188,7 @@ struct ForwardTile {
         float sum = state.sum[i][half];
         sum += shuffle_xor(sum, 1);
         sum += shuffle_xor(sum, 2);
-        factors[i][half] = args.keep_scale / sum;
+        factors[i][half] = sum == 0 ? 0 : args.keep_scale / sum;  // 0: no key visible
         const int row = query + warp_row + 16 * i + 8 * half + lane / 4;
         if (args.lse != nullptr && lane % 4 == 0 && row < args.q_len)
           args.lse[(sequence * args.heads + head) * args.q_len + row] = state.top[i][half] * args.scale + logf(sum);
@@ -204,8 +206,10 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
     attention_forward_kernel(const AttentionArgs args) {
   using Tile = ForwardTile<kCols, kDropout, kBounded>;
   const Tile tile{args};
-  tile.load_queries();
-  tile.load_keys(tile.k_tile, args.k, (tile.tiles - 1) * Tile::kKeys);
+  if (tile.first_tile < tile.tiles) {
+    tile.load_queries();
+    tile.load_keys(tile.k_tile, args.k, (tile.tiles - 1) * Tile::kKeys);
+  }
   typename Tile::Sums out = {};
   RowState<Tile::kBlocks> state;
   for (int at = tile.tiles - 1; at >= tile.first_tile; --at) {  // tiles with the rows' own positions come first

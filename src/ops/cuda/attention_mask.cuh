@@ -1,17 +1,17 @@
 #pragma once
-// The keys that a query attends to: those from its first visible key to its own position. First keys do not decrease
-// from one query of a sequence to the next.
+// The keys that a query attends to: those from its first visible key to its own position, as far as they exist; perhaps
+// none. First keys do not decrease from one query of a sequence to the next.
 #include "ops/cuda/attention_args.h"
 #include "ops/cuda/warp.cuh"
 
 namespace trainer::ops::cuda {
 
-/// Returns the first key that query `row` of a sequence sees; for rows beyond the last one, that of the last one.
+/// Returns the first key that query `row` of a sequence may see; for rows beyond the last one, that of the last one.
 __device__ __forceinline__ int first_key(const AttentionArgs& args, int64_t sequence, int row) {
   row = smaller(row, args.q_len - 1);
   int first = 0;
-  if (args.window > 0) first = larger(0, args.k_len - args.q_len + row + 1 - args.window);
-  if (args.first_keys != nullptr) first = larger(first, args.first_keys[sequence * args.q_len + row]);
+  if (args.window > 0) first = larger(0, args.shift + row + 1 - args.window);
+  if (args.first_keys != nullptr) first = larger(first, args.first_keys[sequence * args.q_len + row] - args.first_key);
   return first;
 }
 

@@ -10,7 +10,8 @@ namespace {
 constexpr size_t kSharedBytes = 3 * kBlockElements * sizeof(float);
 
 template <typename T, int kColumnBlocks>
-__global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const AttentionArgs args) {
+__global__ void __launch_bounds__(kBlockThreads, kColumnBlocks <= 2 ? 2 : 1)
+    plain_forward_kernel(const AttentionArgs args) {
   float* const left = dynamic_shared<float>();
   float* const right = left + kBlockElements;
   float* const weights = right + kBlockElements;
@@ -20,7 +21,7 @@ __global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const Atte
   const int head = static_cast<int>(blockIdx.y), kv_head = head / args.group;
   const int sequence = static_cast<int>(blockIdx.z) / args.slices, slice = static_cast<int>(blockIdx.z) % args.slices;
   const int first_column = slice * kColumnBlocks * kBlockRows;
-  const int position = args.k_len - args.q_len + query;  // position of row 0
+  const int position = args.shift + query;  // the last key that row 0 may see
   const int64_t query_row = static_cast<int64_t>(sequence) * args.q_len + query, key_row = sequence * args.k_capacity;
   const int queries = smaller(kBlockRows, args.q_len - query);
 
@@ -33,7 +34,8 @@ __global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const Atte
     sum[i] = 0;
   }
   const int start = first_key(args, sequence, query) / kBlockRows * kBlockRows;
-  for (int key = start; key < position + queries; key += kBlockRows) {
+  const int end = smaller(position + queries, args.k_len);
+  for (int key = start; key < end; key += kBlockRows) {
     const int keys = args.k_len - key;
     float scores[4][4] = {};
     for (int column = 0; column < args.head_dim; column += kBlockRows) {
@@ -45,11 +47,11 @@ __global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const Atte
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = position + 4 * ty + i;
+      const int last = smaller(position + 4 * ty + i, args.k_len - 1);
       float next = top[i];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (key + tx + 16 * j > row || key + tx + 16 * j < first_keys[i]) scores[i][j] = -INFINITY;
+        if (key + tx + 16 * j > last || key + tx + 16 * j < first_keys[i]) scores[i][j] = -INFINITY;
         next = fmaxf(next, scores[i][j]);
       }
       for (int mask = 8; mask > 0; mask /= 2) next = fmaxf(next, shuffle_xor(next, mask));
@@ -62,7 +64,8 @@ __global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const Atte
         float p = fast_exp2(fmaf(scores[i][j], args.scale_log2, -shift));
         total += p;
         if (args.threshold > 0) {
-          const uint64_t index = dropout_index(args, sequence, head, row) + static_cast<uint64_t>(key + tx + 16 * j);
+          const uint64_t index =
+              dropout_index(args, sequence, head, query + 4 * ty + i) + static_cast<uint64_t>(key + tx + 16 * j);
           if (dropout_draw(args, index) < args.threshold) p = 0;
         }
         weights[(4 * ty + i) * kBlockLd + tx + 16 * j] = p;
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const Atte
 
   float factors[4];
   for (int i = 0; i < 4; ++i) {
-    factors[i] = args.keep_scale / sum[i];
+    factors[i] = sum[i] == 0 ? 0 : args.keep_scale / sum[i];  // 0: no key visible
     const int row = query + 4 * ty + i;
     if (args.lse != nullptr && slice == 0 && tx == 0 && row < args.q_len)
       args.lse[(static_cast<int64_t>(sequence) * args.heads + head) * args.q_len + row] =

@@ -74,16 +74,23 @@ __device__ __forceinline__ void add_weighted_block(float (&sums)[4][4], const fl
   }
 }
 
-/// x rows first_row + 4·ty + i, columns column + 4·tx + j <- factors[i]·sums[i][j], as far as they exist.
+/// x rows first_row + 4·ty + i, columns column + 4·tx + j <- factors[i]·sums[i][j], as far as they exist; added to them
+/// if x.adds.
 template <typename T>
 __device__ __forceinline__ void store_block(const AttentionRows& x, int64_t first_row, int valid, int head,
                                             int head_dim, int column, const float (&sums)[4][4],
                                             const float (&factors)[4], int ty, int tx) {
-  T* const to = static_cast<T*>(x.data) + first_row * x.ld + static_cast<int64_t>(head) * head_dim + column;
+  const int64_t at = first_row * x.ld + static_cast<int64_t>(head) * head_dim + column;
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) {
-      if (4 * ty + i < valid && column + 4 * tx + j < head_dim)
-        to[(4 * ty + i) * x.ld + 4 * tx + j] = T(sums[i][j] * factors[i]);
+      if (4 * ty + i >= valid || column + 4 * tx + j >= head_dim) continue;
+      const int64_t element = at + (4 * ty + i) * x.ld + 4 * tx + j;
+      const float value = sums[i][j] * factors[i];
+      if (x.adds) {
+        static_cast<float*>(x.data)[element] += value;
+      } else {
+        static_cast<T*>(x.data)[element] = T(value);
+      }
     }
   }
 }

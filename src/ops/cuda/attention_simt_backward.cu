@@ -13,20 +13,24 @@ constexpr size_t kSharedBytes = 4 * kBlockElements * sizeof(float);
 /// With kKeysKept, keeps a block of keys and iterates over the queries of all heads of the group, for dk and dv.
 /// Without it, keeps a block of queries and iterates over keys, for dq.
 template <typename T, int kColumnBlocks, bool kKeysKept>
-__global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const AttentionArgs args) {
+__global__ void __launch_bounds__(kBlockThreads, kColumnBlocks == 1 ? 2 : 1)
+    plain_backward_kernel(const AttentionArgs args) {
   float* const left = dynamic_shared<float>();
   float* const right = left + kBlockElements;
   float* const weights = right + kBlockElements;      // probabilities after dropout
   float* const gradients = weights + kBlockElements;  // score gradients
 
-  const int tx = static_cast<int>(threadIdx.x) % 16, ty = static_cast<int>(threadIdx.x) / 16, length = args.q_len;
+  const int tx = static_cast<int>(threadIdx.x) % 16, ty = static_cast<int>(threadIdx.x) / 16;
+  const int kept_length = kKeysKept ? args.k_len : args.q_len, passing_length = kKeysKept ? args.q_len : args.k_len;
   const int first = static_cast<int>(kKeysKept ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * kBlockRows;
-  const int kept_head = static_cast<int>(blockIdx.y), valid = smaller(kBlockRows, length - first);
+  const int kept_head = static_cast<int>(blockIdx.y), valid = smaller(kBlockRows, kept_length - first);
   const int sequence = static_cast<int>(blockIdx.z) / args.slices, slice = static_cast<int>(blockIdx.z) % args.slices;
   const int first_column = slice * kColumnBlocks * kBlockRows;
-  const int first_row = kKeysKept ? first : first_key(args, sequence, first) / kBlockRows * kBlockRows;
-  const int end_row = kKeysKept ? queries_before(args, sequence, first + valid) : first + valid;
-  const int64_t key_row = sequence * args.k_capacity, query_row = static_cast<int64_t>(sequence) * length;
+  const int first_row =
+      (kKeysKept ? larger(0, first - args.shift) : first_key(args, sequence, first)) / kBlockRows * kBlockRows;
+  const int end_row =
+      kKeysKept ? queries_before(args, sequence, first + valid) : smaller(args.shift + first + valid, args.k_len);
+  const int64_t key_row = sequence * args.k_capacity, query_row = static_cast<int64_t>(sequence) * args.q_len;
   const int64_t kept_row = (kKeysKept ? key_row : query_row) + first;
   const AttentionRows &kept_a = kKeysKept ? args.k : args.q, &kept_b = kKeysKept ? args.v : args.dout;
   const AttentionRows &passing_a = kKeysKept ? args.q : args.k, &passing_b = kKeysKept ? args.dout : args.v;
@@ -36,10 +40,10 @@ __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const Att
   for (int member = 0; member < (kKeysKept ? args.group : 1); ++member) {
     const int head = kKeysKept ? kept_head * args.group + member : kept_head;  // query head
     const int passing_head = kKeysKept ? head : kept_head / args.group;
-    const int64_t statistics = (static_cast<int64_t>(sequence) * args.heads + head) * length;
+    const int64_t statistics = (static_cast<int64_t>(sequence) * args.heads + head) * args.q_len;
     for (int row = first_row; row < end_row; row += kBlockRows) {
       const int64_t passing_row = (kKeysKept ? query_row : key_row) + row;
-      const int passing = length - row;
+      const int passing = passing_length - row;
       float p[4][4] = {}, dp[4][4] = {};
       for (int column = 0; column < args.head_dim; column += kBlockRows) {
         __syncthreads();
@@ -58,7 +62,8 @@ __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const Att
           const int kept = first + 4 * ty + i, other = row + tx + 16 * j;
           const int query = kKeysKept ? other : kept, key = kKeysKept ? kept : other;
           float weight = 0, gradient = 0;
-          if (query < length && key <= query && key >= first_key(args, sequence, query)) {
+          if (query < args.q_len && key <= smaller(args.shift + query, args.k_len - 1) &&
+              key >= first_key(args, sequence, query)) {
             const float lse = args.lse[statistics + query] * kLog2e;
             const float probability = fast_exp2(fmaf(p[i][j], args.scale_log2, -lse));
             float factor = 1;
@@ -103,11 +108,13 @@ __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const Att
 template <typename T>
 void plain_backward(cudaStream_t stream, AttentionArgs args, int64_t batch) {
   with_column_blocks(args, [&](auto blocks) {
-    const unsigned tiles = blocks_for(args.q_len, kBlockRows), sequences = static_cast<unsigned>(batch * args.slices);
-    const dim3 threads(kBlockThreads);
-    device::cuda::launch(stream, {dim3(tiles, static_cast<unsigned>(args.kv_heads), sequences), threads, kSharedBytes},
+    const auto sequences = static_cast<unsigned>(batch * args.slices);
+    const auto grid = [&](int rows, int heads) {
+      return dim3(blocks_for(rows, kBlockRows), static_cast<unsigned>(heads), sequences);
+    };
+    device::cuda::launch(stream, {grid(args.k_len, args.kv_heads), dim3(kBlockThreads), kSharedBytes},
                          plain_backward_kernel<T, blocks(), true>, args);
-    device::cuda::launch(stream, {dim3(tiles, static_cast<unsigned>(args.heads), sequences), threads, kSharedBytes},
+    device::cuda::launch(stream, {grid(args.q_len, args.heads), dim3(kBlockThreads), kSharedBytes},
                          plain_backward_kernel<T, blocks(), false>, args);
   });
 }

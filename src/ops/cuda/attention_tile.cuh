@@ -131,6 +131,33 @@ __device__ __forceinline__ void put_block(bf16* tile, const float (&sums)[kM][kN
   }
 }
 
+/// x rows `row` …, columns first_column … += factor·sums, in f32; the first `valid` rows. Called by one warp.
+template <int kM, int kN>
+__device__ __forceinline__ void add_block(const AttentionRows& x, int64_t row, int valid, int head, int head_dim,
+                                          const float (&sums)[kM][kN][4], float factor, int first_column, int lane) {
+#pragma unroll
+  for (int i = 0; i < kM; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = 16 * i + 8 * half + lane / 4;
+      if (r >= valid) continue;
+      float* const to = row_of<float>(x, row + r, head, head_dim);
+#pragma unroll
+      for (int j = 0; j < kN; ++j) {
+        const int column = first_column + 8 * j + lane % 4 * 2;
+        const float low = sums[i][j][2 * half] * factor, high = sums[i][j][2 * half + 1] * factor;
+        if (x.vectors && column + 1 < head_dim) {
+          Pack<float, 2>& pair = *reinterpret_cast<Pack<float, 2>*>(to + column);
+          pair = {pair.values[0] + low, pair.values[1] + high};
+        } else {
+          if (column < head_dim) to[column] += low;
+          if (column + 1 < head_dim) to[column + 1] += high;
+        }
+      }
+    }
+  }
+}
+
 /// x rows `row` … <- tile rows first_row …, the first `valid` of kRows. Called by one warp.
 template <int kCols, int kRows>
 __device__ __forceinline__ void store_rows(const AttentionRows& x, int64_t row, int valid, int head, int head_dim,
