@@ -137,6 +137,29 @@ TYPED_TEST(Merge, EqualsTheDefinitionInEveryOrder) {
   }
 }
 
+TYPED_TEST(Merge, HasTheSameBitsOnEveryDevice) {
+  if (on_cuda() && !emulated()) GTEST_SKIP() << "a GPU has its own exp and log";
+  const DType type = DTypeOf<TypeParam>::value, sums = accumulator_of(type);
+  for (const int64_t head_dim : {5, 64}) {
+    const Parts shape{2, 9, 3, head_dim};
+    Normal draw(2);
+    std::vector<Partial> parts;
+    for (int p = 0; p < 3; ++p)
+      parts.push_back({shape.outputs(type, 0).fill(draw), shape.lses(sums).fill([&] { return 3 * draw(); })});
+    device::CpuDevice plain(1, Isa::plain);
+    Arena arena(plain, Arena::Mode::heap);
+    Meter meter;
+    TestExec reference{{plain, arena, meter}};
+    const Partial expected = merged(reference, shape, parts, sums);
+    for (const Isa isa : instruction_sets()) {
+      Machine machine(2, isa);
+      const Partial sum = merged(machine.ex, shape, parts, sums);
+      EXPECT_EQ(sum.out.memory(), expected.out.memory()) << device::name_of(isa);
+      EXPECT_EQ(sum.lse.memory(), expected.lse.memory()) << device::name_of(isa);
+    }
+  }
+}
+
 TYPED_TEST(Merge, NamesTheOperandThatDoesNotFit) {
   const DType type = DTypeOf<TypeParam>::value, sums = accumulator_of(type);
   const Parts shape{2, 3, 2, 4};
