@@ -89,10 +89,13 @@ class Transformer {
     return extend(ex, batch, {&one, 1});
   }
 
-  /// Sorts the rows of a batch for the backward pass of the embedding (Batch::order). Without the embedding, does
-  /// nothing.
+  /// Sort the rows of a batch for the backward pass of the embedding (Batch::sorted, Batch::sorted_positions). Without
+  /// the embedding, do nothing.
   void sort(std::span<const int32_t> ids, ops::RowsByToken& order) const {
     if (embedding_ != nullptr) embedding_->sort(ids, order);
+  }
+  void sort_positions(std::span<const int32_t> positions, ops::RowsByToken& order) const {
+    if (embedding_ != nullptr) embedding_->sort_positions(positions, order);
   }
   /// Returns the axes along which the ranks of a replica compute the losses of different rows, and the number of these
   /// rows on this rank: none without the head.

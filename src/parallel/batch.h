@@ -16,13 +16,15 @@ struct KvCache {
   bool by_head = false;
 };
 
-/// A micro-batch on the device: N = sequences·seq_len token rows, batch-major. Every rank of a replica has all of them,
-/// whatever its shard of the activations.
+/// A micro-batch on the device: N = sequences·seq_len token rows, in their natural order (sequence by sequence) or in
+/// that of RowOrder. Every rank of a replica has all of them, whatever its shard of the activations.
 struct Batch {
   Tensor ids, targets;  // [N] i32; targets may be empty (generation)
   Tensor weights;       // [N] accumulator type: loss weight of each row, 0 = masked
-  Tensor order;         // [N] i32, the first n used: Embedding::sort(); empty without a backward pass
+  Tensor sorted;        // [N] i32, the first n used: Embedding::sort(); empty without a backward pass
   Tensor first_key;     // [N] i32: the row of its sequence at which a row's document begins; empty: all see all rows
+  /// [N] i32 RowOrder::rows() and positions(), and Embedding::sort_positions(); empty: the order is natural.
+  Tensor order, positions, sorted_positions;
   int64_t sequences = 0, seq_len = 0;
   int64_t first_sample = 0;         // index of the first sequence in the whole step's batch: selects the dropout masks
   std::span<const int64_t> starts;  // positions of the sequences' first rows (generation with caches); empty: 0

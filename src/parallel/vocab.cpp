@@ -87,6 +87,13 @@ void Embedding::sort(std::span<const int32_t> ids, ops::RowsByToken& order) cons
   order.sort(ids.subspan(static_cast<size_t>(near.first_row), static_cast<size_t>(near.rows)), table_.vocab);
 }
 
+void Embedding::sort_positions(std::span<const int32_t> positions, ops::RowsByToken& order) const {
+  if (positions_ < 0 || positions.empty()) return;
+  const Tile own = table_.ranks.tile(table_.stream, {std::ssize(positions)}, table_.width);
+  order.sort(positions.subspan(static_cast<size_t>(own.first_row), static_cast<size_t>(own.rows)),
+             table_.store.weight(positions_).rows());
+}
+
 void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads) {
   const Table& t = table_;
   const Rows rows = batch.rows();
@@ -103,7 +110,7 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
   const Tile near = tile(rows);
   const GradSlot table = grads.slot(ex, t.slot);
   ops::run(ex, ops::EmbeddingBackward{.ids = batch.ids.range(near.first_row, near.rows),
-                                      .order = batch.order.range(0, near.rows),
+                                      .order = batch.sorted.range(0, near.rows),
                                       .dy = moved ? moved.tensor() : dy,
                                       .dtable = table.tensor,
                                       .accumulate = table.accumulate,

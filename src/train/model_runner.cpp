@@ -36,6 +36,7 @@ ModelRunner::ModelRunner(Unallocated, device::Device& device, comm::World& world
       config_(config),
       sharding_(sharding ? std::move(*sharding) : config::sharding_on(config, world.size())),
       micro_batch_(config.train.micro_batch / sharding_.depth()),
+      row_order_(sharding_, micro_batch_, config.model.seq_len),
       arena_(device),
       mesh_(world, device, parallel::mesh_shape(sharding_)),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1),
@@ -82,6 +83,8 @@ void ModelRunner::allocate(params::ParamStore::Gradients gradients, int64_t loss
   terms_of_loss_ = losses;
   losses_ = Buffer(device_, "data", {batches * losses * model_->loss_rows({rows()})}, DType::f64);
   if (config_.data.separate_documents) first_key_ = Buffer(device_, "data", all, DType::i32);
+  order_ = on_device(row_order_.rows());
+  positions_ = on_device(row_order_.positions());
   // Stages before the last one have the losses of no rows.
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes() | sharding_.stage_axis());
 }
@@ -193,6 +196,8 @@ parallel::Batch ModelRunner::batch(int64_t number) const {
           .targets = own(targets_),
           .weights = own(weights_),
           .first_key = own(first_key_),
+          .order = order_,
+          .positions = positions_,
           .sequences = micro_batch_,
           .seq_len = config_.model.seq_len,
           .balanced_routing = config_.debug.balanced_routing};
@@ -205,24 +210,34 @@ Tensor ModelRunner::losses(int64_t term, int64_t number) const {
 
 void ModelRunner::upload(const data::TokenBatch& host, int64_t number) {
   const parallel::Batch to = batch(number);
-  upload(host, {to.ids, to.targets, to.weights, to.first_key});
+  upload(host, row_order_, {to.ids, to.targets, to.weights, to.first_key});
 }
 
-void ModelRunner::upload(const data::TokenBatch& host, const BatchTensors& to) {
+Buffer ModelRunner::on_device(const std::vector<int32_t>& values) {
+  if (values.empty()) return {};
+  Buffer buffer(device_, "data", {std::ssize(values)}, DType::i32);
+  device_.copy_to_device(buffer.tensor().data, values.data(), buffer.tensor().bytes());
+  return buffer;
+}
+
+void ModelRunner::upload(const data::TokenBatch& host, const parallel::RowOrder& order, const BatchTensors& to) {
   const auto rows = static_cast<size_t>(to.ids.count());
   TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows does not fit buffers of {} rows", host.ids.size(), rows);
   const TraceScope copying(device_.kind() == device::DeviceKind::cuda ? meter_.trace : nullptr, "batch to the GPU", -1,
                            Span::Kind::host_link);
-  device_.copy_to_device(to.ids.data, host.ids.data(), to.ids.bytes());
-  device_.copy_to_device(to.targets.data, host.targets.data(), to.targets.bytes());
+  const auto copy = [&](const Tensor& there, const auto& natural, auto& memory) {
+    device_.copy_to_device(there.data, order.stored(natural, memory).data(), there.bytes());
+  };
+  copy(to.ids, host.ids, stored_);
+  copy(to.targets, host.targets, stored_);
   if (to.first_key) {
     fill_first_keys(host, first_keys_);
-    device_.copy_to_device(to.first_key.data, first_keys_.data(), to.first_key.bytes());
+    copy(to.first_key, first_keys_, stored_);
   }
   if (to.weights.dtype == DType::f64) {  // CPUs only
-    std::copy(host.weights.begin(), host.weights.end(), to.weights.as<double>());
+    std::ranges::copy(order.stored(host.weights, stored_weights_), to.weights.as<double>());
   } else {
-    device_.copy_to_device(to.weights.data, host.weights.data(), to.weights.bytes());
+    copy(to.weights, host.weights, stored_weights_);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "data/dataset.h"
 #include "mesh/mesh.h"
 #include "model/transformer.h"
+#include "parallel/row_order.h"
 #include "tensor/costs.h"
 #include "train/documents.h"
 #include "train/links.h"
@@ -56,8 +57,10 @@ class ModelRunner {
   struct BatchTensors {
     Tensor ids, targets, weights, first_key;
   };
-  /// Copies a batch to the device.
-  void upload(const data::TokenBatch& batch, const BatchTensors& to);
+  /// Copies a batch, whose rows are in their natural order, to the device, in the order of stored rows.
+  void upload(const data::TokenBatch& batch, const parallel::RowOrder& order, const BatchTensors& to);
+  /// Returns a copy of the values on the device; an empty buffer if there are none.
+  Buffer on_device(const std::vector<int32_t>& values);
 
   model::Transformer& model() { return *model_; }
   params::ParamStore& store() { return store_; }
@@ -75,6 +78,9 @@ class ModelRunner {
   /// Returns the names of the model's parameters that only other stages have. Records the model again: call it once.
   std::set<std::string> names_elsewhere() const;
   mesh::Mesh& mesh() { return mesh_; }
+  const sharding::ModelSharding& sharding() const { return sharding_; }
+  /// Returns the order of a batch's rows.
+  const parallel::RowOrder& row_order() const { return row_order_; }
   /// Returns the number of sequences in a micro-step: train.micro_batch / ModelSharding::depth().
   int64_t micro_batch() const { return micro_batch_; }
   /// Return the number of replicas that process different sequences, and the index of this rank's replica.
@@ -120,13 +126,14 @@ class ModelRunner {
   /// Returns a batch that allocate() numbered, and its losses [rows]; `term` is numbered, too.
   parallel::Batch batch(int64_t number = 0) const;
   Tensor losses(int64_t term, int64_t number = 0) const;
-  /// Returns the first keys of the last batch that was copied to the device.
+  /// Returns the first keys of the last batch that was copied to the device, by natural row.
   const std::vector<int32_t>& first_keys() const { return first_keys_; }
 
   device::Device& device_;
   config::Config config_;
   const sharding::ModelSharding sharding_;
   const int64_t micro_batch_;
+  const parallel::RowOrder row_order_;
   Meter meter_;
   Arena arena_;
   mesh::Mesh mesh_;
@@ -153,8 +160,11 @@ class ModelRunner {
   void evaluate(Exec& ex, const sharding::Action& action);
 
   Buffer ids_, targets_, weights_, losses_, first_key_;
+  Buffer order_, positions_;   // of row_order_, for all batches
   int64_t terms_of_loss_ = 1;  // in losses_, of a batch
   std::vector<int32_t> first_keys_;
+  std::vector<int32_t> stored_;  // values in the order of stored rows
+  std::vector<float> stored_weights_;
   int64_t batches_ = 1;                       // that allocate() numbered
   std::vector<sharding::Action> evaluation_;  // forward passes of a batch through this rank's chunks
   std::vector<std::string> evaluation_keys_;  // their programs

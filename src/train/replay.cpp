@@ -69,7 +69,7 @@ std::vector<uint64_t> Trainer::replay(const StepWork& work, int64_t of, const Ba
   if (work.step % std::max<int64_t>(1, config_.debug.replay_every) == 0) plant_faults(*this);  // not in the first one
   // The order of the batch's rows has been read; its memory serves as scratch, so that a replay allocates nothing.
   const std::vector<uint64_t> gradients = fingerprints(
-      ex, store_, [](const params::Group& group) { return group.grad; }, order_);
+      ex, store_, [](const params::Group& group) { return group.grad; }, sorted_);
   results.insert(results.end(), gradients.begin(), gradients.end());
   return results;
 }

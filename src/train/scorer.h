@@ -26,8 +26,9 @@ class Scorer {
 
   ModelRunner& runner_;
   int64_t sequences_, length_;
-  Buffer ids_, targets_, weights_, losses_;
-  std::vector<int64_t> rows_;  // the token row of each loss of this rank
+  parallel::RowOrder row_order_;
+  Buffer ids_, targets_, weights_, losses_, order_, positions_;
+  std::vector<int64_t> rows_;  // the natural row of each loss of this rank
   const std::string key_ = "score";
 };
 

@@ -39,7 +39,10 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   const int64_t in_memory = memory_of(accumulation() - 1) + 1;
   allocate(once ? Gradients::arena : Gradients::own_memory, std::ssize(terms_), in_memory);
   loaded_.resize(static_cast<size_t>(in_memory));
-  order_ = Buffer(device, "data", {in_memory * batch().ids.count()}, DType::i32);
+  sorted_ = Buffer(device, "data", {in_memory * batch().ids.count()}, DType::i32);
+  ops::RowsByToken sorted;
+  model_->sort_positions(row_order_.positions(), sorted);
+  sorted_positions_ = on_device(sorted.rows);
   store_.weights().expect_micro_batches(accumulation());
   // If any layer is recomputed, the first one is.
   if (recompute_of(config.train, 0) != config::Recompute::none) store_.weights().save_memory_if_few();
@@ -201,7 +204,7 @@ int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
 
 void Trainer::draw(int64_t first_sample, const BatchSource& batches) {
   batches(first_sample, micro_batch(), host_);
-  model_->sort(host_.ids, host_order_);
+  model_->sort(row_order_.stored(host_.ids, stored_ids_), host_sorted_);
 }
 
 void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
@@ -218,8 +221,8 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
   }
   upload(host_, memory_of(micro));
   parallel::Batch batch = training_batch(micro);
-  const std::vector<int32_t>& order = host_order_.rows;
-  device_.copy_to_device(batch.order.data, order.data(), std::ssize(order) * size_of(DType::i32));
+  const std::vector<int32_t>& sorted = host_sorted_.rows;
+  device_.copy_to_device(batch.sorted.data, sorted.data(), std::ssize(sorted) * size_of(DType::i32));
   batch.first_sample = first - work.first_sample;  // index within the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
@@ -228,7 +231,8 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
 
 parallel::Batch Trainer::training_batch(int64_t micro) {
   parallel::Batch batch = this->batch(memory_of(micro));
-  batch.order = order_.tensor().range(memory_of(micro) * batch.ids.count(), batch.ids.count());
+  batch.sorted_positions = sorted_positions_;
+  batch.sorted = sorted_.tensor().range(memory_of(micro) * batch.ids.count(), batch.ids.count());
   batch.z_loss = config_.train.z_loss;
   batch.dropout = true;
   batch.routing = routing();

@@ -153,7 +153,7 @@ class Trainer : public ModelRunner {
   /// Returns the position in the training order of this rank's micro-batch number `micro` in the step. The micro-batch
   /// after the last one is the first one of the next step.
   int64_t first_sample(const StepWork& work, int64_t micro) const;
-  /// Draws a micro-batch into host_, and sorts its rows into host_order_.
+  /// Draws a micro-batch into host_, and sorts its rows into host_sorted_.
   void draw(int64_t first_sample, const BatchSource& batches);
   /// Prefetches a micro-batch while the device is busy.
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
@@ -204,9 +204,10 @@ class Trainer : public ModelRunner {
   std::vector<std::string> titles_;  // in a trace, by action: "F 3", with chunks "F 3.1"; empty if there is one stage
   sharding::Frames frames_;
   std::vector<parallel::Batch> loaded_;  // the step's, by memory_of()
-  Buffer order_;                         // on the device: the order in which the embedding's backward pass sums rows
+  Buffer sorted_, sorted_positions_;     // on the device: the orders in which the embedding's backward pass sums rows
   data::TokenBatch host_;
-  ops::RowsByToken host_order_;   // order of the rows of host_
+  ops::RowsByToken host_sorted_;  // of host_
+  std::vector<int32_t> stored_ids_;
   std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   UpdateCost update_cost_;

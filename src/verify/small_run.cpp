@@ -33,7 +33,14 @@ SmallRun::SmallRun(comm::World& world, std::unique_ptr<device::Device> device, c
   if (!small.given_choices || trainer_->routing() == nullptr) return;
   const config::Model& m = small.config.model;
   const int64_t rows = trainer_->micro_batch() * m.seq_len;
-  const std::vector<int32_t> choices = given_choices(m, trainer_->replica() * rows, rows);
+  const std::vector<int32_t> natural = given_choices(m, trainer_->replica() * rows, rows);
+  const std::vector<int32_t>& order = trainer_->row_order().rows();
+  const auto chosen = static_cast<size_t>(m.experts_per_token), all = static_cast<size_t>(rows);
+  std::vector<int32_t> choices = natural;
+  for (size_t i = 0; i < (order.empty() ? 0 : choices.size()); ++i) {
+    const size_t row = i / chosen;
+    choices[i] = natural[(row / all * all + static_cast<size_t>(order[row % all])) * chosen + i % chosen];
+  }
   choices_ = Buffer(*device_, "verify", {moe_layers(m) * rows, m.experts_per_token}, DType::i32);
   device_->copy_to_device(choices_.tensor().data, choices.data(), choices_.tensor().bytes());
   trainer_->routing()->choices = choices_;

@@ -147,7 +147,7 @@ class Rig {
       return Tensor{reinterpret_cast<std::byte*>(vector.data()), {std::ssize(vector)}, dtype, 0};
     };
     to.batch.ids = view(to.ids, DType::i32);
-    to.batch.order = view(to.order.rows, DType::i32);
+    to.batch.sorted = view(to.order.rows, DType::i32);
     if (!to.targets.empty()) to.batch.targets = view(to.targets, DType::i32);
     if (!to.first_keys.empty()) to.batch.first_key = view(to.first_keys, DType::i32);
     to.batch.weights =

@@ -100,7 +100,7 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size)
     }
     rig.batch.ids = {reinterpret_cast<std::byte*>(ids.data()), {rows}, DType::i32};
     embedding->sort(ids, order);
-    rig.batch.order = {reinterpret_cast<std::byte*>(order.rows.data()), {std::ssize(order.rows)}, DType::i32};
+    rig.batch.sorted = {reinterpret_cast<std::byte*>(order.rows.data()), {std::ssize(order.rows)}, DType::i32};
     rig.batch.targets = {reinterpret_cast<std::byte*>(targets.data()), {rows}, DType::i32};
     rig.batch.weights = weights;
     rig.batch.loss_scale = 0.25;
