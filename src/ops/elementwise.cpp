@@ -31,6 +31,7 @@ void run(Exec& ex, const DropoutAdd& op) {
   const DropoutSite& site = op.site;
   TRAINER_CHECK(site.p == 0 || (site.first_row >= 0 && site.first_col >= 0 && site.first_col + cols <= site.width),
                 "dropout: {} columns from column {} exceed a width of {}", cols, site.first_col, site.width);
+  if (site.order) expect_count(site.order, rows, DType::i32, "dropout order");
   const uint32_t threshold = dropout_threshold(site.p);
   const OpTimer timer(ex.meter, OpKind::elementwise,
                       {30.0 * static_cast<double>(op.x.count()), bytes_of(op.x) * (op.residual ? 3 : 2)});
@@ -39,10 +40,12 @@ void run(Exec& ex, const DropoutAdd& op) {
   const auto kernel = elementwise_kernels(ex).dropout[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
     const auto width = static_cast<uint64_t>(site.width);
+    const int64_t first_row = site.first_row + (site.order ? 0 : first);
     kernel({row_at(op.x, first), op.residual ? row_at(op.residual, first) : nullptr, op.bias ? op.bias.data : nullptr,
             row_at(op.y, first), op.x.ld(), op.residual.ld(), op.y.ld(), n, cols,
-            static_cast<uint64_t>(site.first_row + first) * width + static_cast<uint64_t>(site.first_col), width,
-            site.key.k0, site.key.k1, site.step, threshold, 1.0 / (1.0 - site.p)});
+            static_cast<uint64_t>(first_row) * width + static_cast<uint64_t>(site.first_col), width,
+            site.order ? site.order.as<int32_t>() + first : nullptr, site.key.k0, site.key.k1, site.step, threshold,
+            1.0 / (1.0 - site.p)});
   });
 }
 

@@ -7,13 +7,14 @@ namespace trainer::ops {
 
 /// The position of a tensor of token rows in the step's whole batch. The mask of an element depends only on (key, step,
 /// global element index), so that it is the same in all layouts and when recomputed. Element (row r, column c) has
-/// index (first_row + r)·width + first_col + c.
+/// index (first_row + order[r])·width + first_col + c; if `order` [rows] i32 is empty, r takes the place of order[r].
 struct DropoutSite {
   double p = 0;         // probability of dropping; kept values are scaled by 1/(1 − p)
   PhiloxKey key{0, 0};  // philox_key(seed, site name)
   uint32_t step = 0;
   int64_t first_row = 0;  // global token row in the step's batch (all micro-batches counted)
   int64_t first_col = 0, width = 0;
+  Tensor order = {};
 };
 /// Returns the smallest Philox draw with which an element is kept.
 uint32_t dropout_threshold(double p);

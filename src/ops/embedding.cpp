@@ -27,6 +27,10 @@ void check_ids(const Tensor& ids, int64_t vocabulary) {
     TRAINER_CHECK(id[r] >= 0 && id[r] < vocabulary, "token {} in row {} is outside the vocabulary of {}", id[r], r,
                   vocabulary);
 }
+/// Returns the position of a row: of one of position_ids, or counted from `first`.
+int64_t position_of(const Tensor& position_ids, int64_t row, int64_t first, int64_t place, int64_t length) {
+  return position_ids ? position_ids.as<int32_t>()[row] : first + place % length;
+}
 
 /// Calls fn(row, first column, columns) for every row of a table, in parallel.
 template <typename F>
@@ -59,10 +63,13 @@ void run(Exec& ex, const EmbeddingForward& op) {
   expect_rows(op.y, n, cols, op.table.dtype, "embedding y");
   if (op.positions) {
     expect_rows(op.positions, op.positions.rows(), cols, op.table.dtype, "embedding positions");
-    TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position >= 0 &&
-                      op.first_position + std::min(n, op.rows_per_sequence) <= op.positions.rows(),
-                  "positions {} + {} exceed a table of {}", op.first_position, op.rows_per_sequence,
-                  op.positions.rows());
+    if (op.position_ids)
+      expect_places(ex, op.position_ids, n, op.positions.rows(), "embedding position_ids");
+    else
+      TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position >= 0 &&
+                        op.first_position + std::min(n, op.rows_per_sequence) <= op.positions.rows(),
+                    "positions {} + {} exceed a table of {}", op.first_position, op.rows_per_sequence,
+                    op.positions.rows());
   }
   const double bytes = static_cast<double>(op.y.bytes());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 2 * bytes});
@@ -76,7 +83,9 @@ void run(Exec& ex, const EmbeddingForward& op) {
     for (int64_t r = first; r < first + rows; ++r) {
       const int64_t row = ids[r] - shard.first_id;
       kernel(row >= 0 && row < op.table.rows() ? row_at(op.table, row) : nullptr,
-             op.positions ? row_at(op.positions, op.first_position + r % op.rows_per_sequence) : nullptr,
+             op.positions
+                 ? row_at(op.positions, position_of(op.position_ids, r, op.first_position, r, op.rows_per_sequence))
+                 : nullptr,
              row_at(op.y, r), cols);
     }
   });
@@ -86,15 +95,21 @@ void run(Exec& ex, const AddPositions& op) {
   const size_t type = kernel_index(op.y.dtype, "positions y");
   const int64_t n = op.y.rows(), cols = op.y.cols();
   expect_rows(op.positions, op.positions.rows(), cols, op.y.dtype, "positions");
-  TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position + op.rows_per_sequence <= op.positions.rows(),
-                "positions {} + {} exceed a table of {}", op.first_position, op.rows_per_sequence, op.positions.rows());
+  if (op.position_ids)
+    expect_places(ex, op.position_ids, n, op.positions.rows(), "position_ids");
+  else
+    TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position + op.rows_per_sequence <= op.positions.rows(),
+                  "positions {} + {} exceed a table of {}", op.first_position, op.rows_per_sequence,
+                  op.positions.rows());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 3 * bytes_of(op.y)});
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = embedding_kernels(ex).look_up[type];
   for_row_blocks(ex, n, rows_per_task(cols), [&](int64_t first, int64_t rows) {
     for (int64_t r = first; r < first + rows; ++r)
-      kernel(row_at(op.y, r), row_at(op.positions, op.first_position + (op.first_row + r) % op.rows_per_sequence),
+      kernel(row_at(op.y, r),
+             row_at(op.positions,
+                    position_of(op.position_ids, r, op.first_position, op.first_row + r, op.rows_per_sequence)),
              row_at(op.y, r), cols);
   });
 }

@@ -13,22 +13,25 @@ struct TableShard {
   int64_t first_id = 0, vocabulary = 0;  // vocabulary 0: the number of rows of the table
 };
 
-/// y[r] = table[ids[r]] + positions[first_position + r % rows_per_sequence] (positions may be empty). A token whose row
-/// is on another rank contributes zeros.
-/// ids [N] i32 in [0, V); table [V_padded, H], positions [S, H], y [N, H] compute dtype. Sum in the accumulator type.
+/// y[r] = table[ids[r]] + positions[p] (positions may be empty) with p = position_ids[r]; if position_ids is empty, p =
+/// first_position + r % rows_per_sequence. A token whose row is on another rank contributes zeros.
+/// ids [N] i32 in [0, V); table [V_padded, H], positions [S, H], y [N, H] compute dtype; position_ids [N] i32. Sum in
+/// the accumulator type.
 struct EmbeddingForward {
   Tensor ids, table, positions, y;
   int64_t rows_per_sequence = 0, first_position = 0;
   TableShard shard = {};
+  Tensor position_ids = {};
 };
 void run(Exec& ex, const EmbeddingForward& op);
 
-/// y[r] += positions[first_position + (first_row + r) % rows_per_sequence], where row 0 of y is row `first_row` of the
-/// batch. If the table is sharded, this is the second half of EmbeddingForward, after the reduction over the shards; it
-/// rounds identically.
+/// y[r] += positions[position_ids[r]]; if position_ids is empty, positions[first_position + (first_row + r) %
+/// rows_per_sequence], where row 0 of y is row `first_row` of the batch. If the table is sharded, this is the second
+/// half of EmbeddingForward, after the reduction over the shards; it rounds identically.
 struct AddPositions {
   Tensor positions, y;
   int64_t rows_per_sequence = 0, first_position = 0, first_row = 0;
+  Tensor position_ids = {};
 };
 void run(Exec& ex, const AddPositions& op);
 
@@ -52,7 +55,8 @@ struct EmbeddingBackward {
 };
 void run(Exec& ex, const EmbeddingBackward& op);
 
-/// dpositions[p] (+)= Σ dy over rows r with (first_row + r) % rows_per_sequence = p, in row order; types as above.
+/// dpositions[p] (+)= Σ dy over rows r with (first_row + r) % rows_per_sequence = p, in row order; types as above. With
+/// position_ids, EmbeddingBackward computes these sums.
 struct PositionsBackward {
   Tensor dy, dpositions;
   int64_t rows_per_sequence = 0, first_row = 0;

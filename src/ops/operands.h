@@ -16,6 +16,15 @@ inline void expect_rows(const Tensor& t, int64_t rows, int64_t cols, DType dtype
                 to_string(t), name_of(dtype), rows, cols);
 }
 
+/// Throws an internal error unless `ids` are the places of `rows` rows in a table of `count` rows. Their values are
+/// checked on a CPU only.
+inline void expect_places(const Exec& ex, const Tensor& ids, int64_t rows, int64_t count, const char* name) {
+  expect_count(ids, rows, DType::i32, name);
+  if (ex.device.kind() != device::DeviceKind::cpu || ex.device.dry()) return;
+  for (const int32_t id : ids.span<int32_t>())
+    TRAINER_CHECK(id >= 0 && id < count, "{}: {} is outside a table of {}", name, id, count);
+}
+
 /// Throws if this thread does not use the default rounding mode: results would depend on which thread updates an
 /// element.
 void require_usual_rounding();

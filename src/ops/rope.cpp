@@ -141,10 +141,13 @@ void run(Exec& ex, const Rope& op) {
   TRAINER_CHECK(op.head_dim > 0 && op.head_dim % 2 == 0 && cols % op.head_dim == 0,
                 "rotary embedding of {} columns with head size {}: expected whole heads of even size", cols,
                 op.head_dim);
-  TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position >= 0 &&
-                    op.first_position + std::min(rows, op.rows_per_sequence) <= op.table.rows(),
-                "rotary positions {} to {} exceed a table of {}", op.first_position,
-                op.first_position + op.rows_per_sequence, op.table.rows());
+  if (op.position_ids)
+    expect_places(ex, op.position_ids, rows, op.table.rows(), "rotary positions");
+  else
+    TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position >= 0 &&
+                      op.first_position + std::min(rows, op.rows_per_sequence) <= op.table.rows(),
+                  "rotary positions {} to {} exceed a table of {}", op.first_position,
+                  op.first_position + op.rows_per_sequence, op.table.rows());
   expect_rows(op.table, op.table.rows(), op.head_dim, accumulator_of(op.x.dtype), "rotary table");
   const auto count = static_cast<double>(op.x.count());
   const OpTimer timer(ex.meter, OpKind::rope, {3 * count, 2 * static_cast<double>(op.x.bytes())});
@@ -153,7 +156,8 @@ void run(Exec& ex, const Rope& op) {
   const auto rotate = TRAINER_KERNELS(ex.device.isa(), rope_kernels).rotate[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
     rotate({row_at(op.x, first), op.x.ld(), n, cols / op.head_dim, op.head_dim, op.table.data, op.table.ld(), first,
-            op.rows_per_sequence, op.first_position, op.inverse});
+            op.rows_per_sequence, op.first_position, op.position_ids ? op.position_ids.as<int32_t>() + first : nullptr,
+            op.inverse});
   });
 }
 

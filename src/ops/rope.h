@@ -32,14 +32,16 @@ double rope_magnitude(const RopeScaling& scaling);
 /// table [S, D] accumulator dtype: cos in the first half of a row, sin in the second. Uses portable arithmetic.
 void fill_rope_table(const Tensor& table, double theta, const RopeScaling& scaling = {});
 
-/// Works in place on x [N, heads·D] (a column range of qkv). Row r has position first_position + r % rows_per_sequence.
-/// inverse: multiplies by the transposed matrix (the backward pass), which rotates back.
+/// Works in place on x [N, heads·D] (a column range of qkv). Row r has position position_ids[r]; if position_ids [N]
+/// i32 is empty, first_position + r % rows_per_sequence. inverse: multiplies by the transposed matrix (the backward
+/// pass), which rotates back.
 struct Rope {
   Tensor x, table;
   int64_t head_dim = 0;
   int64_t rows_per_sequence = 0;
   int64_t first_position = 0;
   bool inverse = false;
+  Tensor position_ids = {};
 };
 void run(Exec& ex, const Rope& op);
 

@@ -28,9 +28,10 @@ void dropout(const DropoutTile& t) {
     const T* x = static_cast<const T*>(t.x) + r * t.x_ld;
     const T* residual = t.residual == nullptr ? nullptr : static_cast<const T*>(t.residual) + r * t.residual_ld;
     T* y = static_cast<T*>(t.y) + r * t.y_ld;
+    const uint64_t first = t.first_index + static_cast<uint64_t>(t.order == nullptr ? r : t.order[r]) * t.width;
     for (int64_t c = 0; c < t.cols; c += kChunk) {
       const int64_t n = t.cols - c < kChunk ? t.cols - c : kChunk;
-      const uint64_t index = t.first_index + static_cast<uint64_t>(r) * t.width + static_cast<uint64_t>(c);
+      const uint64_t index = first + static_cast<uint64_t>(c);
       const int64_t skip = static_cast<int64_t>(index % 4);
       if (t.threshold != 0)
         for (int64_t i = 0; i < skip + n; i += kPhiloxGroup)

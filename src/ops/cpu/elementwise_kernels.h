@@ -6,12 +6,14 @@
 
 namespace trainer::ops {
 
-/// Row r, column c of the tile has global element index first_index + r·width + c; residual and bias may be null.
+/// Row r, column c of the tile has global element index first_index + order[r]·width + c, with r instead of order[r] if
+/// `order` is null; residual and bias may be null.
 struct DropoutTile {
   const void *x, *residual, *bias;
   void* y;
   int64_t x_ld, residual_ld, y_ld, rows, cols;
   uint64_t first_index, width;
+  const int32_t* order;
   uint32_t key0, key1, step, threshold;
   double scale;
 };

@@ -9,7 +9,9 @@ void rotate(const RopeRows& rows) {
   const int64_t half = rows.head_dim / 2;
   const T sign = rows.inverse ? T{-1} : T{1};
   for (int64_t r = 0; r < rows.rows; ++r) {
-    const int64_t position = rows.first_position + (rows.first_row + r) % rows.rows_per_sequence;
+    const int64_t position = rows.position_ids != nullptr
+                                 ? rows.position_ids[r]
+                                 : rows.first_position + (rows.first_row + r) % rows.rows_per_sequence;
     const T* cosines = reinterpret_cast<const T*>(rows.table) + position * rows.table_ld;
     const T* sines = cosines + half;
     for (int64_t head = 0; head < rows.heads; ++head) {

@@ -14,8 +14,9 @@ struct RopeRows {
   int64_t heads, head_dim;
   const std::byte* table;  // [positions, head_dim] accumulator dtype
   int64_t table_ld;
-  /// Row r has position first_position + (first_row + r) % rows_per_sequence.
+  /// Row r has position position_ids[r]; if that is null, first_position + (first_row + r) % rows_per_sequence.
   int64_t first_row, rows_per_sequence, first_position;
+  const int32_t* position_ids;
   bool inverse;
 };
 

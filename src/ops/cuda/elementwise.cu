@@ -41,6 +41,7 @@ struct DropoutBody {
   PhiloxKey key;
   uint32_t step, threshold;
   uint64_t first_index, width;
+  const int32_t* order;
   float scale;
   template <int V>
   struct Values {
@@ -61,8 +62,8 @@ struct DropoutBody {
     }
     if (threshold != 0) {
       uint32_t draws[V];
-      draws_from<kWhole>(key, step, first_index + static_cast<uint64_t>(at.r) * width + static_cast<uint64_t>(at.c),
-                         draws);
+      const auto row = static_cast<uint64_t>(order == nullptr ? at.r : order[at.r]);
+      draws_from<kWhole>(key, step, first_index + row * width + static_cast<uint64_t>(at.c), draws);
 #pragma unroll
       for (int i = 0; i < V; ++i) v.x[i] = draws[i] >= threshold ? v.x[i] * scale : 0.0f;
     }
@@ -154,6 +155,7 @@ void run(Exec& ex, const DropoutAdd& op) {
                                         dropout_threshold(s.p),
                                         first,
                                         static_cast<uint64_t>(s.width),
+                                        s.order ? s.order.as<int32_t>() : nullptr,
                                         static_cast<float>(1.0 / (1.0 - s.p))};
       map<4>(ex, body, op.x.rows(), op.x.cols(), {op.x, op.residual, op.y, op.bias}, false);
     };

@@ -18,6 +18,7 @@ struct LookUpBody {
   Rows<T> y;
   int64_t first_id, table_rows, vocabulary;
   int64_t first_row, rows_per_sequence, first_position;
+  const int32_t* position_ids;  // null: counted from first_position
 
   template <int V>
   struct Values {
@@ -35,8 +36,10 @@ struct LookUpBody {
     }
     if (positions.data == nullptr) return;
     const int64_t place = first_row + at.r;
-    get(positions.at(first_position + place - quotient(place, rows_per_sequence) * rows_per_sequence, at.c), at.n,
-        v.position);
+    const int64_t position = position_ids != nullptr
+                                 ? position_ids[at.r]
+                                 : first_position + place - quotient(place, rows_per_sequence) * rows_per_sequence;
+    get(positions.at(position, at.c), at.n, v.position);
   }
   template <int V>
   __device__ void store(Values<V>& v, const Piece& at) const {
@@ -216,6 +219,8 @@ int64_t vocabulary_of(const TableShard& shard, const Tensor& table) {
   return shard.vocabulary == 0 ? table.rows() : shard.vocabulary;
 }
 
+const int32_t* given(const Tensor& position_ids) { return position_ids ? position_ids.as<int32_t>() : nullptr; }
+
 template <typename T>
 void look_up(Exec& ex, const LookUpBody<T>& body, const Tensor& table, const Tensor& positions, const Tensor& y) {
   constexpr int kPiece = wide_of<T>();
@@ -230,11 +235,11 @@ void look_up(Exec& ex, const LookUpBody<T>& body, const Tensor& table, const Ten
 void run(Exec& ex, const EmbeddingForward& op) {
   for_compute_type(op.table.dtype, "embedding table", [&]<typename T>(T) {
     if (ex.device.dry()) return;
-    look_up<T>(
-        ex,
-        {op.ids.as<int32_t>(), rows_in<T>(op.table), rows_in<T>(op.positions), rows_of<T>(op.y), op.shard.first_id,
-         op.table.rows(), vocabulary_of(op.shard, op.table), 0, op.rows_per_sequence, op.first_position},
-        op.table, op.positions, op.y);
+    look_up<T>(ex,
+               {op.ids.as<int32_t>(), rows_in<T>(op.table), rows_in<T>(op.positions), rows_of<T>(op.y),
+                op.shard.first_id, op.table.rows(), vocabulary_of(op.shard, op.table), 0, op.rows_per_sequence,
+                op.first_position, given(op.position_ids)},
+               op.table, op.positions, op.y);
   });
 }
 
@@ -243,7 +248,7 @@ void run(Exec& ex, const AddPositions& op) {
     if (ex.device.dry()) return;
     look_up<T>(ex,
                {nullptr, rows_in<T>(op.y), rows_in<T>(op.positions), rows_of<T>(op.y), 0, op.y.rows(), op.y.rows(),
-                op.first_row, op.rows_per_sequence, op.first_position},
+                op.first_row, op.rows_per_sequence, op.first_position, given(op.position_ids)},
                op.y, op.positions, op.y);
   });
 }

@@ -10,6 +10,7 @@ constexpr int kThreads = 256, kHeads = 4;  // heads of a row for which a thread 
 
 struct RopeSizes {
   int64_t rows, heads, half, rows_per_sequence, first_position;
+  const int32_t* position_ids;  // null: counted from first_position
 };
 
 /// A thread rotates V pairs (i, i + half) of up to kHeads heads of one row.
@@ -24,7 +25,9 @@ __global__ void __launch_bounds__(kThreads)
   const auto rest = static_cast<unsigned>(item - row * (pieces * groups));
   const int64_t i = static_cast<int64_t>(rest % pieces) * V, head = static_cast<int64_t>(rest / pieces) * kHeads;
   const int64_t position =
-      sizes.first_position + row - quotient(row, sizes.rows_per_sequence) * sizes.rows_per_sequence;
+      sizes.position_ids != nullptr
+          ? sizes.position_ids[row]
+          : sizes.first_position + row - quotient(row, sizes.rows_per_sequence) * sizes.rows_per_sequence;
   float cosine[V], sine[V];
   get(table.at(position, i), V, cosine);
   get(table.at(position, sizes.half + i), V, sine);
@@ -53,7 +56,12 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int V>
 void rotate(Exec& ex, const Rope& op) {
   const int64_t half = op.head_dim / 2, heads = op.x.cols() / op.head_dim;
-  const RopeSizes sizes{op.x.rows(), heads, half, op.rows_per_sequence, op.first_position};
+  const RopeSizes sizes{op.x.rows(),
+                        heads,
+                        half,
+                        op.rows_per_sequence,
+                        op.first_position,
+                        op.position_ids ? op.position_ids.as<int32_t>() : nullptr};
   const int64_t items = sizes.rows * (half / V) * divide_up(heads, int64_t{kHeads});
   if (items == 0) return;
   device::cuda::launch(device::cuda::stream_of(ex.device),

@@ -77,6 +77,36 @@ TYPED_TEST(Elementwise, DropoutAddsTheBiasBeforeItDrops) {
   }
 }
 
+TYPED_TEST(Elementwise, DropoutMaskFollowsTheOrderOfRows) {
+  for (const Case& c : {Case{37, 7, 0}, Case{40, 304, 8}, Case{3, 1024, 0}}) {
+    DropoutSite site{0.5, philox_key(9, "order"), 4, 20, 4, c.cols + 4};
+    Normal draw(46);
+    TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw), order({c.rows}, DType::i32);
+    // Two thirds of the rows of three interleaved parts, as a rank has them.
+    order.fill([&, r = int64_t{0}]() mutable { return static_cast<double>(r++ * 2 % c.rows * 3 / 2); });
+    on_every_device(
+        [&](TestExec& ex) {
+          TestTensor y({c.rows, c.cols}, this->kType, c.gap), stored = y;
+          DropoutSite ordered = site;
+          ordered.order = order;
+          run(ex, DropoutAdd{x, {}, stored, ordered});
+          for (int64_t r = 0; r < c.rows; ++r) {
+            DropoutSite row = site;
+            row.first_row += static_cast<int64_t>(order.at(r));
+            run(ex, DropoutAdd{x.tensor().row_range(r, 1), {}, y.tensor().row_range(r, 1), row});
+          }
+          EXPECT_TRUE(stored.memory() == y.memory());
+          return std::vector<TestTensor>{stored};
+        },
+        [&](const std::vector<TestTensor>& out) {
+          int64_t kept = 0;
+          for (int64_t i = 0; i < out[0].count(); ++i) kept += out[0].at(i) != 0;
+          EXPECT_NEAR(static_cast<double>(kept), 0.5 * static_cast<double>(out[0].count()),
+                      3 * std::sqrt(static_cast<double>(out[0].count())));
+        });
+  }
+}
+
 TEST(Dropout, ThresholdIsTheProbabilityIn32Bits) {
   EXPECT_EQ(dropout_threshold(0), 0u);
   EXPECT_EQ(dropout_threshold(0.5), 0x80000000u);

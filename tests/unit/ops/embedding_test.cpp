@@ -186,6 +186,50 @@ TYPED_TEST(Embedding, ShardsAddUpToTheWholeTable) {
       [](const std::vector<TestTensor>&) {});
 }
 
+// Rows in any order, with their positions: both forms of the sum, and the gradient, are those of the natural order.
+TYPED_TEST(Embedding, FollowsTheGivenPositions) {
+  const int64_t sequences = 5, length = 23, n = sequences * length, vocab = 40, cols = 24, cut = 50;
+  std::mt19937_64 engine(58);
+  Normal draw(59);
+  TestTensor ids({n}, DType::i32), stored_ids = ids, position_ids = ids;
+  TestTensor table = TestTensor({vocab, cols}, this->kType).fill(draw);
+  TestTensor positions = TestTensor({length + 1, cols}, this->kType).fill(draw);
+  TestTensor dy = TestTensor({n, cols}, this->kType).fill(draw), stored_dy = dy;
+  ids.fill([&] { return static_cast<double>(engine() % vocab); });
+  // Sequences are interleaved and their halves exchanged, so rows of a position stay in the order of their sequences.
+  std::vector<int64_t> order;
+  for (int64_t r = 0; r < n; ++r) order.push_back(r % sequences * length + (r / sequences + length / 2) % length);
+  for (int64_t r = 0; r < n; ++r) {
+    const int64_t row = order[static_cast<size_t>(r)];
+    stored_ids.set(r, ids.at(row));
+    position_ids.set(r, static_cast<double>(row % length));
+    for (int64_t i = 0; i < cols; ++i) stored_dy.set(r * cols + i, dy.at(row, i));
+  }
+  TestTensor sorted = order_of(position_ids, length + 1);
+  on_every_device(
+      [&](TestExec& ex) {
+        TestTensor natural({n, cols}, this->kType), stored = natural, apart = natural;
+        run(ex, EmbeddingForward{ids, table, positions, natural, length, 0});
+        run(ex, EmbeddingForward{stored_ids, table, positions, stored, 0, 0, {}, position_ids});
+        run(ex, EmbeddingForward{stored_ids, table, {}, apart, 0, 0});
+        const auto add = [&](int64_t first, int64_t rows) {
+          run(ex, AddPositions{positions, apart.tensor().row_range(first, rows), 0, 0, 0,
+                               position_ids.tensor().range(first, rows)});
+        };
+        add(0, cut);
+        add(cut, n - cut);
+        EXPECT_TRUE(apart.memory() == stored.memory());
+        for (int64_t i = 0; i < n * cols; ++i)
+          EXPECT_EQ(stored.at(i), natural.at(order[static_cast<size_t>(i / cols)], i % cols));
+        TestTensor gradient({length + 1, cols}, this->kSums), stored_gradient = gradient;
+        run(ex, PositionsBackward{dy, gradient, length});
+        run(ex, EmbeddingBackward{position_ids, sorted, stored_dy, stored_gradient});
+        EXPECT_TRUE(stored_gradient.memory() == gradient.memory());
+        return std::vector<TestTensor>{stored, stored_gradient};
+      },
+      [](const std::vector<TestTensor>&) {});
+}
+
 TEST(EmbeddingChecks, RejectATokenOutsideTheTable) {
   device::CpuDevice device(1);
   Arena arena(device, Arena::Mode::heap);

@@ -1,8 +1,10 @@
 #include "ops/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -257,6 +259,53 @@ TYPED_TEST(RopeOf, DoesNotDependOnTheThreadCount) {
     run(cpu.ex, ops::Rope{view(x, rows, heads * head_dim), view(table, rows, head_dim), head_dim, rows, 0, false});
     if (first.empty()) first = x;
     EXPECT_EQ(0, std::memcmp(first.data(), x.data(), x.size() * sizeof(T))) << threads << " threads";
+  }
+}
+
+// Rows in any order, with their positions, are rotated as the same rows in their natural order.
+TYPED_TEST(RopeOf, FollowsTheGivenPositions) {
+  using T = TypeParam;
+  const int64_t sequence = 19, rows = 5 * sequence, head_dim = 10, heads = 30, width = heads * head_dim;
+  std::vector<int32_t> order(static_cast<size_t>(rows));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(6));
+  std::vector<AccumulatorOf<T>> table = table_of<T>(sequence, head_dim);
+  for (const auto isa : ops::testing::instruction_sets()) {
+    for (const bool inverse : {false, true}) {
+      Machine machine(2, isa);
+      std::vector<T> natural = draw<T>(static_cast<size_t>(rows * width), 7), stored;
+      std::vector<int32_t> positions;
+      for (const int32_t row : order) {
+        positions.push_back(static_cast<int32_t>(row % sequence));
+        stored.insert(stored.end(), natural.begin() + row * width, natural.begin() + (row + 1) * width);
+      }
+      ops::Rope op{view(natural, rows, width), view(table, sequence, head_dim), head_dim, sequence, 0, inverse};
+      run(machine.ex, op);
+      op.x = view(stored, rows, width);
+      op.position_ids = {reinterpret_cast<std::byte*>(positions.data()), {rows}, DType::i32};
+      run(machine.ex, op);
+      for (size_t r = 0; r < order.size(); ++r)
+        ASSERT_EQ(0,
+                  std::memcmp(&stored[r * static_cast<size_t>(width)], &natural[static_cast<size_t>(order[r] * width)],
+                              static_cast<size_t>(width) * sizeof(T)))
+            << "row " << r;
+    }
+  }
+}
+
+TEST(RopeChecks, RejectGivenPositionsOutsideTheTable) {
+  device::CpuDevice device(1);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  std::vector<float> table = table_of<float>(8, 4), x(2 * 4);
+  for (const int32_t bad : {-1, 8}) {
+    int32_t positions[] = {0, bad};
+    ops::Rope op{view(x, 2, 4), view(table, 8, 4), 4, 2, 0, false};
+    op.position_ids = {reinterpret_cast<std::byte*>(positions), {2}, DType::i32};
+    EXPECT_THROW(ops::run(ex, op), Error);
+    positions[1] = 7;
+    EXPECT_NO_THROW(ops::run(ex, op));
   }
 }
 

@@ -109,9 +109,9 @@ inline Operands operands(RouteBackward& o) {
 }
 inline Operands operands(GroupedGemm& o) { return {&o.a, &o.b, &o.c}; }
 inline Operands operands(GroupedWeightGradient& o) { return {&o.x, &o.dy, &o.dw}; }
-inline Operands operands(Rope& o) { return {&o.x, &o.table}; }
-inline Operands operands(EmbeddingForward& o) { return {&o.ids, &o.table, &o.positions, &o.y}; }
-inline Operands operands(AddPositions& o) { return {&o.positions, &o.y}; }
+inline Operands operands(Rope& o) { return {&o.x, &o.table, &o.position_ids}; }
+inline Operands operands(EmbeddingForward& o) { return {&o.ids, &o.table, &o.positions, &o.y, &o.position_ids}; }
+inline Operands operands(AddPositions& o) { return {&o.positions, &o.y, &o.position_ids}; }
 inline Operands operands(EmbeddingBackward& o) { return {&o.ids, &o.order, &o.dy, &o.dtable}; }
 inline Operands operands(PositionsBackward& o) { return {&o.dy, &o.dpositions}; }
 inline Operands operands(CrossEntropy& o) {
@@ -124,7 +124,7 @@ inline Operands operands(ShardRescale& o) {
 inline Operands operands(ShardLoss& o) {
   return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums, &o.weights, &o.loss, &o.dlogits, &o.terms.z_loss};
 }
-inline Operands operands(DropoutAdd& o) { return {&o.x, &o.residual, &o.y, &o.bias}; }
+inline Operands operands(DropoutAdd& o) { return {&o.x, &o.residual, &o.y, &o.bias, &o.site.order}; }
 inline Operands operands(ColumnSum& o) { return {&o.x, &o.sums}; }
 inline Operands operands(Cast& o) { return {&o.x, &o.y}; }
 inline Operands operands(Copy& o) { return {&o.x, &o.y}; }
