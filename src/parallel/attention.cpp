@@ -53,7 +53,7 @@ ops::AttentionForward AttentionCore::op(const Batch& batch, const Heads& x) cons
   op.dropout.step = batch.step;
   op.dropout.first_sample = batch.first_sample + first;
   if (!batch.dropout) op.dropout = {};
-  if (batch.first_key) op.mask.first = batch.first_key.range(first * length, op.shape.batch * length);
+  op.mask.first = own_rows(batch, batch.first_key);
   return op;
 }
 
@@ -156,7 +156,8 @@ void Attention::rotate(Exec& ex, const Batch& batch, const Tensor& qkv, bool inv
   if (!rope_) return;
   const Tensor qk = qkv.col_range(0, core_.query_width() + kv_width());
   const int64_t d = core_.head_dim(), rows = batch.seq_len;
-  if (batch.starts.empty()) return ops::run(ex, ops::Rope{qk, *rope_, d, rows, 0, inverse});
+  if (batch.starts.empty())
+    return ops::run(ex, ops::Rope{qk, *rope_, d, rows, 0, inverse, core_.own_rows(batch, batch.positions)});
   for (size_t i = 0; i < batch.starts.size(); ++i)
     ops::run(ex,
              ops::Rope{qk.row_range(static_cast<int64_t>(i) * rows, rows), *rope_, d, rows, batch.starts[i], inverse});

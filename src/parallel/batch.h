@@ -41,4 +41,9 @@ struct Batch {
   Rows rows() const { return {sequences * seq_len, cut}; }
 };
 
+/// Returns the elements of `all`, one of the batch's tensors [N], for the rows of a tile; empty if `all` is empty.
+inline Tensor rows_of(const Tensor& all, const Tile& tile) {
+  return all ? all.range(tile.first_row, tile.rows) : Tensor();
+}
+
 }  // namespace trainer::parallel

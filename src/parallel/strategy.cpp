@@ -68,8 +68,8 @@ std::unique_ptr<Linear> Strategy::linear(int layer, int group, const LinearSpec&
 std::optional<ops::DropoutSite> StreamDropout::of(const Batch& batch) const {
   if (!batch.dropout || p <= 0) return {};
   const Tile tile = ranks.tile(stream, batch.rows(), width);
-  const int64_t first_row = batch.first_sample * batch.seq_len + tile.first_row;
-  return ops::DropoutSite{p, key, batch.step, first_row, tile.first_col, width};
+  const int64_t first_row = batch.first_sample * batch.seq_len + (batch.order ? 0 : tile.first_row);
+  return ops::DropoutSite{p, key, batch.step, first_row, tile.first_col, width, rows_of(batch.order, tile)};
 }
 
 std::unique_ptr<Attention> Strategy::attention(const LayerSpec& spec) {

@@ -65,14 +65,17 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
                                        .y = y,
                                        .rows_per_sequence = batch.seq_len,
                                        .first_position = batch.starts.empty() ? 0 : batch.starts.front(),
-                                       .shard = {t.first_token(), t.vocab}});
+                                       .shard = {t.first_token(), t.vocab},
+                                       .position_ids = rows_of(batch.positions, near)});
   }
   if (!at_once) y = t.ranks.start_move(ex, from, to, std::move(y)).finish(ex);
   if (!positions || fused) return y;
+  const Tile own = t.ranks.tile(t.stream, rows, t.width);
   ops::AddPositions add{.positions = positions,
                         .y = y,
                         .rows_per_sequence = batch.seq_len,
-                        .first_row = t.ranks.tile(t.stream, rows, t.width).first_row};
+                        .first_row = own.first_row,
+                        .position_ids = rows_of(batch.positions, own)};
   if (batch.starts.empty()) ops::run(ex, add);
   for (size_t i = 0; i < batch.starts.size(); ++i) {
     add.y = y.tensor().row_range(static_cast<int64_t>(i) * batch.seq_len, batch.seq_len);
@@ -100,11 +103,19 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
   Transit to_table = t.ranks.start_move(ex, t.stream_layout(rows), t.near_layout(rows), dy);
   if (positions_ >= 0) {  // overlaps the redistribution
     const GradSlot positions = grads.slot(ex, positions_);
-    ops::run(ex, ops::PositionsBackward{.dy = dy,
-                                        .dpositions = positions.tensor,
-                                        .rows_per_sequence = batch.seq_len,
-                                        .first_row = t.ranks.tile(t.stream, rows, t.width).first_row,
-                                        .accumulate = positions.accumulate});
+    const Tile own = t.ranks.tile(t.stream, rows, t.width);
+    if (batch.positions)
+      ops::run(ex, ops::EmbeddingBackward{.ids = rows_of(batch.positions, own),
+                                          .order = batch.sorted_positions,
+                                          .dy = dy,
+                                          .dtable = positions.tensor,
+                                          .accumulate = positions.accumulate});
+    else
+      ops::run(ex, ops::PositionsBackward{.dy = dy,
+                                          .dpositions = positions.tensor,
+                                          .rows_per_sequence = batch.seq_len,
+                                          .first_row = own.first_row,
+                                          .accumulate = positions.accumulate});
   }
   const Scratch moved = to_table.finish(ex);
   const Tile near = tile(rows);
