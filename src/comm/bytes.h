@@ -11,11 +11,12 @@ namespace trainer::comm {
 inline constexpr int64_t kDirectElements = 4096;
 
 /// Returns the number of elements that one operation sends, summed over the g ranks of its group. The payload n counts
-///   - for all_reduce, broadcast, reduce and send the elements of the tensor;
+///   - for all_reduce, broadcast, reduce, send and shift the elements of the tensor;
 ///   - for all_gather the elements of the gathered tensor;
 ///   - for reduce_scatter and all_to_all the elements that each rank passes in.
-/// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  all others (g−1)·n.
+/// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  shift g·n (g > 1);  all others (g−1)·n.
 constexpr int64_t wire_elements(CommOp op, int g, int64_t n) {
+  if (op == CommOp::shift) return g > 1 ? g * n : 0;
   const int64_t sent = (g - 1) * n;
   return op != CommOp::all_reduce ? sent : n <= kDirectElements ? g * sent : 2 * sent;
 }

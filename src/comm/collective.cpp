@@ -26,6 +26,7 @@ Path path_of(const Collective& c) {
     case CommOp::send:
       return Path::chain;
     case CommOp::all_to_all:
+    case CommOp::shift:
       break;
   }
   return Path::exchange;
@@ -192,6 +193,8 @@ bool exchange(Flow& flow, PointToPoint& peers) {
         return v.cut(c.in, Chunk{0, v.chunk(c.rank).count});
       case CommOp::all_to_all:
         return v.cut(c.in, v.piece(c.counts.send, to));
+      case CommOp::shift:
+        return v.cut(c.in, Chunk{0, to == v.right() ? c.n : 0});
       default:  // broadcast
         return v.cut(c.in, Chunk{0, c.rank == c.root ? c.n : 0});
     }
@@ -202,6 +205,8 @@ bool exchange(Flow& flow, PointToPoint& peers) {
         return v.cut(c.out, v.chunk(from));
       case CommOp::all_to_all:
         return v.cut(c.out, v.piece(c.counts.receive, from));
+      case CommOp::shift:
+        return v.cut(c.out, Chunk{0, from == v.left() ? c.n : 0});
       default:
         return v.cut(c.out, Chunk{0, from == c.root ? c.n : 0});
     }

@@ -4,7 +4,7 @@
 //   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: ranks send to the right neighbour
 //   chain           broadcast from the root, reduce from the rank after the root, towards the root; send
 //   direct_reduce   small all_reduce, reduce_scatter and reduce: ranks exchange inputs and add them in rank order
-//   exchange        all_to_all, and small all_gather and broadcast: directly between ranks
+//   exchange        all_to_all, shift, and small all_gather and broadcast: directly between ranks
 #include <cstddef>
 #include <cstdint>
 

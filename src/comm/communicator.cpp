@@ -92,6 +92,13 @@ Ticket Communicator::all_to_all(Exec& ex, const Tensor& in, const Tensor& out, c
   return submit(ex, {.op = CommOp::all_to_all, .in = in, .out = out, .counts = counts}, payload, counts.wire);
 }
 
+Ticket Communicator::shift(Exec& ex, const Tensor& in, const Tensor& out) {
+  TRAINER_CHECK(in.count() == out.count() && !overlap(in, out),
+                "shift of {} into {} requires equal counts and memory that does not overlap", to_string(in),
+                to_string(out));
+  return submit(ex, {.op = CommOp::shift, .in = in, .out = out}, in.count());
+}
+
 Ticket Communicator::send(Exec& ex, const Tensor& tensor) {
   const Tensor none{tensor.data, {0}, tensor.dtype};  // a rank reads or writes, but not both
   const bool sends = rank() == 0;

@@ -164,6 +164,9 @@ class Communicator {
   /// all members. A rank's piece for itself is copied. The payload is that of an equal all_to_all with as many elements
   /// on the wire, rounded up.
   Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out, const PeerCounts& counts);
+  /// in, out [n], the same n on all ranks: `in` becomes the `out` of the next rank in the group; the first rank
+  /// receives from the last one. `in` and `out` must not overlap.
+  Ticket shift(Exec& ex, const Tensor& in, const Tensor& out);
   /// On a link: the first rank's tensor is copied to the second rank's, which has equal type and count. Both ranks call
   /// in the same order; an empty tensor sends no message. Only the first rank counts the call. Its send may complete
   /// only when the second rank has started to receive: two ranks that send to each other both start to receive before

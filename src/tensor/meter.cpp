@@ -11,7 +11,7 @@ std::string_view name_of(OpKind kind) {
 
 std::string_view name_of(CommOp op) {
   static constexpr std::string_view names[kCommOps] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                                       "reduce",     "all_to_all",     "send"};
+                                                       "reduce",     "all_to_all",     "send",       "shift"};
   return names[static_cast<size_t>(op)];
 }
 

@@ -39,8 +39,8 @@ struct Cost {
 };
 
 /// Operations of a communicator (comm/communicator.h).
-enum class CommOp : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, send };
-inline constexpr int kCommOps = 7;
+enum class CommOp : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, send, shift };
+inline constexpr int kCommOps = 8;
 std::string_view name_of(CommOp op);
 
 /// `axes` is the set of mesh axes that the group spans, as bits (mesh/mesh_shape.h).

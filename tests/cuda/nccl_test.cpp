@@ -101,6 +101,10 @@ class Cases {
     for (int place = 0; place < g_; ++place)
       for (int64_t i = 0; i < k; ++i) exchanged.push_back(value<T>(place, c.rank() * k + i, salt));
     EXPECT_TRUE(same_bits(to.get(), exchanged)) << "all_to_all of " << k << " among " << g_;
+    OnGpu<T> passed(rank_, values<T>(c.rank(), n, salt)), arrived(rank_, std::vector<T>(static_cast<size_t>(n)));
+    check(CommOp::shift, n, sizeof(T), [&] { return c.shift(rank_.ex, passed.all(), arrived.all()); });
+    EXPECT_TRUE(same_bits(arrived.get(), values<T>((c.rank() + g_ - 1) % g_, n, salt)))
+        << "shift of " << n << " among " << g_;
     const UnevenPieces pieces(g_, k);
     const std::vector<int64_t> out_counts = pieces.sent_by(c.rank()), in_counts = pieces.received_by(c.rank());
     OnGpu<T> parts(rank_, values<T>(c.rank(), UnevenPieces::sum(out_counts), salt));

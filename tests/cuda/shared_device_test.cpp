@@ -49,7 +49,7 @@ TEST(SharedDevice, OperationsThroughTheHostAreExact) {
         const std::vector<int32_t> mine = comm::values<int32_t>(world.rank(), n);
         const std::vector<int32_t> equal(static_cast<size_t>(ranks) * 100, world.rank());
         Buffer a = rig.put(mine), b = rig.put(mine), c = rig.put(mine), d = rig.put(mine), e = rig.put(equal),
-               f = rig.put(equal);
+               f = rig.put(equal), g = rig.put(mine), h = rig.put(mine);
         // All in flight at once.
         comm::Ticket tickets[] = {
             all->all_reduce(rig.ex, a),
@@ -57,6 +57,7 @@ TEST(SharedDevice, OperationsThroughTheHostAreExact) {
             all->all_gather(rig.ex, c.tensor().range(own.begin, own.count), c),
             all->broadcast(rig.ex, d, ranks - 1),
             all->all_to_all(rig.ex, f, e),
+            all->shift(rig.ex, g, h),
         };
         for (comm::Ticket& ticket : tickets) ticket.join(rig.ex);
         EXPECT_EQ(rig.get(a), sum);
@@ -66,6 +67,7 @@ TEST(SharedDevice, OperationsThroughTheHostAreExact) {
         EXPECT_EQ(rig.get(d), comm::values<int32_t>(ranks - 1, n));
         for (int rank = 0; rank < ranks; ++rank)
           EXPECT_EQ(rig.get(e.tensor().range(rank * 100, 100)), std::vector<int32_t>(100, rank));
+        EXPECT_EQ(rig.get(h), comm::values<int32_t>((world.rank() + ranks - 1) % ranks, n));
       }
     });
 }

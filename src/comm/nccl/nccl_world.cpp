@@ -92,6 +92,8 @@ class NcclCommunicator final : public Communicator {
       case CommOp::send:
         if (rank() == 0) return ncclSend(r.in.data, bytes, ncclInt8, 1, comm, stream);
         return ncclRecv(r.out.data, static_cast<size_t>(r.out.bytes()), ncclInt8, 0, comm, stream);
+      case CommOp::shift:
+        return shift(r, stream);
       case CommOp::all_to_all:
         break;
     }
@@ -120,6 +122,14 @@ class NcclCommunicator final : public Communicator {
       group.add(ncclBroadcast(root == rank() ? r.in.data : place, place, static_cast<size_t>(chunk.count * unit),
                               ncclInt8, root, link_->comm, stream));
     }
+    return group.end();
+  }
+  ncclResult_t shift(const Request& r, cudaStream_t stream) const {
+    const auto bytes = static_cast<size_t>(r.in.bytes());
+    const int next = (rank() + 1) % size(), previous = (rank() + size() - 1) % size();
+    Calls group;
+    group.add(ncclSend(r.in.data, bytes, ncclInt8, next, link_->comm, stream));
+    group.add(ncclRecv(r.out.data, bytes, ncclInt8, previous, link_->comm, stream));
     return group.end();
   }
   ncclResult_t exchange(const Request& r, cudaStream_t stream) const {

@@ -119,6 +119,11 @@ class Cases {
         for (int64_t i = 0; i < k; ++i) expected.push_back(value<T>(place, c.rank() * k + i, salt));
       return same_bits(y, expected);
     });
+    check("shift", CommOp::shift, n, sizeof(T), [&](Communicator& c) {
+      std::vector<T> x = values<T>(c.rank(), n, salt), y(x.size());
+      c.shift(rig_.ex, tensor_of(x), tensor_of(y)).join(rig_.ex);
+      return same_bits(y, values<T>((c.rank() + g_ - 1) % g_, n, salt)) && same_bits(x, values<T>(c.rank(), n, salt));
+    });
     const UnevenPieces pieces(g_, k);
     check(
         "uneven all_to_all", CommOp::all_to_all, pieces.payload(), sizeof(T),

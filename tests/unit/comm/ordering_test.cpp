@@ -38,13 +38,13 @@ std::vector<int> column_of(const World& world) {
   return {column, column + columns};
 }
 
-/// Runs three operations for each of three purposes along rows and columns, all in flight at once.
+/// Runs four operations for each of three purposes along rows and columns, all in flight at once.
 void busy_step(World& world, Results& results) {
   Rig rig;
   struct Line {
     std::unique_ptr<Communicator> comm;
-    std::vector<float> reduced, scattered, gathered, sent, received;
-    Ticket tickets[3];
+    std::vector<float> reduced, scattered, gathered, sent, received, shifted;
+    Ticket tickets[4];
   };
   std::vector<Line> lines;
   for (const Purpose purpose : {Purpose::grads, Purpose::critical, Purpose::weights}) {
@@ -63,6 +63,8 @@ void busy_step(World& world, Results& results) {
     line.tickets[0] = line.comm->all_reduce(rig.ex, tensor_of(line.reduced));
     line.tickets[1] = line.comm->all_gather(rig.ex, tensor_of(line.scattered), tensor_of(line.gathered));
     line.tickets[2] = line.comm->all_to_all(rig.ex, tensor_of(line.sent), tensor_of(line.received));
+    line.shifted.resize(line.sent.size());
+    line.tickets[3] = line.comm->shift(rig.ex, tensor_of(line.sent), tensor_of(line.shifted));
   }
   for (auto line = lines.rbegin(); line != lines.rend(); ++line)  // joined in a different order than started
     for (Ticket& ticket : line->tickets) ticket.join(rig.ex);
@@ -70,6 +72,7 @@ void busy_step(World& world, Results& results) {
     results.keep(world.rank(), format("{} reduced", i), lines[i].reduced);
     results.keep(world.rank(), format("{} gathered", i), lines[i].gathered);
     results.keep(world.rank(), format("{} received", i), lines[i].received);
+    results.keep(world.rank(), format("{} shifted", i), lines[i].shifted);
   }
 }
 

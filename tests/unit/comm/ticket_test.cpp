@@ -160,5 +160,33 @@ TEST(Communicator, NamesBothRanksWhoseCountsDisagree) {
   });
 }
 
+TEST(Communicator, ShiftsToTheNextRank) {
+  const auto world = solo_world();
+  Rig rig;
+  const auto comm = world->communicator(rig.device, group_of(*world, 1), Purpose::grads);
+  std::vector<float> x = {1, 2, 3}, y(3), shorter(2), none;
+  comm->shift(rig.ex, tensor_of(x), tensor_of(y)).join(rig.ex);  // to itself
+  EXPECT_EQ(y, x);
+  EXPECT_TRUE(rig.meter.comm().empty());
+  EXPECT_THROW(static_cast<void>(comm->shift(rig.ex, tensor_of(x), tensor_of(shorter))), Error);
+  EXPECT_THROW(static_cast<void>(comm->shift(rig.ex, tensor_of(x), tensor_of(x))), Error);
+  between_two([](World& world, Rig& rig, Communicator& comm) {
+    std::vector<float> x(world.rank() == 0 ? 3 : 0), y(x.size()), none;
+    comm.shift(rig.ex, tensor_of(none), tensor_of(none)).join(rig.ex);  // sends no message
+    const CommCount& count = rig.meter.comm().at({1, CommOp::shift, DType::f32});
+    EXPECT_EQ(count.calls, 1);
+    EXPECT_EQ(count.wire_bytes, 0);
+  });
+}
+
+TEST(Communicator, NamesBothRanksOfAShiftOfDifferentLengths) {
+  expect_error(Code::internal, {"rank 0", "rank 1", "different operations"}, [] {
+    between_two([](World& world, Rig& rig, Communicator& comm) {
+      std::vector<float> x(world.rank() == 0 ? 5 : 6), y(x.size());
+      comm.shift(rig.ex, tensor_of(x), tensor_of(y)).join(rig.ex);
+    });
+  });
+}
+
 }  // namespace
 }  // namespace trainer::comm

@@ -226,6 +226,19 @@ TEST(Watchdog, IsPatientWithARankThatWaitsForABusyOne) {
   EXPECT_EQ(done, 3);
 }
 
+// A rank waits in a shift for its own neighbour only, which here has itself been waiting for the missing rank.
+TEST(Watchdog, NamesAShiftAndItsMissingRank) {
+  expect_error(Code::comm, {"shift along context (operation 1 of channel critical)", "rank 2"}, [&] {
+    run_on_threads(3, {.timeout_s = 0.4}, [&](World& world) {
+      Rig rig;
+      const auto ring = world.communicator(rig.device, group_of(world, 3, 4, "context"), Purpose::critical);
+      std::vector<float> x(1000, 1.0f), y(x.size());
+      ring->shift(rig.ex, tensor_of(x), tensor_of(y)).join(rig.ex);
+      if (world.rank() != 2) ring->shift(rig.ex, tensor_of(x), tensor_of(y)).join(rig.ex);
+    });
+  });
+}
+
 TEST(Watchdog, NamesARankThatHasEnded) {
   expect_error(Code::comm, {"rank 1 has ended"}, [&] {
     run_on_threads(3, {.timeout_s = 0.2}, [&](World& world) {
