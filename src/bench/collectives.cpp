@@ -108,6 +108,8 @@ comm::Ticket CollectiveTimer::start(comm::Communicator& ranks, CommOp op, int64_
       return ranks.reduce(ex_, in, 0);
     case CommOp::send:
       return ranks.send(ex_, ranks.rank() == 0 ? in : out);
+    case CommOp::shift:
+      return ranks.shift(ex_, in, out);
     case CommOp::all_to_all:
       break;
   }

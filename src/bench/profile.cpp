@@ -217,7 +217,7 @@ class Profile {
 
   void measure(CollectiveTimer& timer, comm::Communicator& group, int per_node) {
     for (const CommOp op : {CommOp::all_reduce, CommOp::reduce_scatter, CommOp::all_gather, CommOp::broadcast,
-                            CommOp::reduce, CommOp::all_to_all})
+                            CommOp::reduce, CommOp::all_to_all, CommOp::shift})
       for (const int64_t payload : options_.payloads) {
         const int64_t n = std::max<int64_t>(1, payload / size_of(DType::f32) / group.size()) * group.size();
         // One repetition is enough for a long operation.

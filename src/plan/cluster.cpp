@@ -148,15 +148,18 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& along, 
     return {.fixed = fixed, .busy = total - fixed, .measured = true};
   }
   double rate = cluster.intra.gb_per_s * 1e9;
+  // A message of one device to another node cannot use the shares of the node's other devices.
+  const int senders = op == CommOp::shift ? 1 : group.per_node;
   if (group.spans_nodes())
     rate = std::min(rate > 0 ? rate : 1e30,
-                    cluster.inter.gb_per_s * 1e9 * group.per_node / std::max(cluster.devices_per_node, group.per_node));
+                    cluster.inter.gb_per_s * 1e9 * senders / std::max(cluster.devices_per_node, senders));
   const bool reduces = op == CommOp::all_reduce || op == CommOp::reduce_scatter || op == CommOp::reduce;
   const bool gathers = op == CommOp::all_gather || op == CommOp::broadcast;
   const bool direct = (reduces && payload <= comm::kDirectElements) || (gathers && bytes <= comm::kExchangeBytes);
   const int nodes = (g + group.per_node - 1) / group.per_node, rounds = op == CommOp::all_reduce ? 2 : 1;
   const auto levels = [](int ranks) { return static_cast<int>(std::ceil(std::log2(ranks))); };
-  int steps = rounds * (g - 1), crossings = std::min(steps, rounds * nodes);  // steps of a ring or a chain
+  int steps = op == CommOp::shift ? 1 : rounds * (g - 1),
+      crossings = std::min(steps, rounds * nodes);  // steps of a ring or a chain
   if (op == CommOp::all_to_all) crossings = g - group.per_node;
   if (direct) steps = levels(g), crossings = std::min(steps, levels(nodes));
   if (!group.spans_nodes()) crossings = 0;

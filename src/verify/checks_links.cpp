@@ -82,6 +82,7 @@ class Links {
       }
       if (op == CommOp::broadcast) expected = sent(owner = root, i);
       if (op == CommOp::send) expected = sent(owner = 0, i);
+      if (op == CommOp::shift) expected = sent(owner = (me + g - 1) % g, i);
       if (exchanges) {
         while (i >= begin + receives[static_cast<size_t>(owner)]) begin += receives[static_cast<size_t>(owner++)];
         int64_t at = i - begin;  // among what the owner sends
@@ -123,6 +124,7 @@ class Links {
     if (op == CommOp::broadcast) return ranks_.broadcast(ex_, in, root);
     if (op == CommOp::send) return ranks_.send(ex_, in);
     if (op == CommOp::reduce) return ranks_.reduce(ex_, in, root);
+    if (op == CommOp::shift) return ranks_.shift(ex_, in, out);
     return ranks_.all_to_all(ex_, in, out);
   }
   double sent(int64_t rank, int64_t i) const { return pattern(rank + c_.round, i); }
@@ -320,8 +322,8 @@ std::vector<Finding> check_links(Context& c) {
     }
   const std::vector<std::unique_ptr<Links>> of_stages = links_of_stages(c, *device, mesh);
   mesh.world().connect();
-  constexpr CommOp kOps[] = {CommOp::all_reduce, CommOp::reduce,     CommOp::reduce_scatter,
-                             CommOp::all_gather, CommOp::all_to_all, CommOp::broadcast};
+  constexpr CommOp kOps[] = {CommOp::all_reduce, CommOp::reduce,    CommOp::reduce_scatter, CommOp::all_gather,
+                             CommOp::all_to_all, CommOp::broadcast, CommOp::shift};
   std::string problem;
   std::string left_out;
   bool names_sender = false;

@@ -57,6 +57,11 @@ TEST(CollectiveTime, FollowsRingsAndSharesTheLinkOfANode) {
   EXPECT_NEAR(time(CommOp::send, 8, 1, 1'000'000).total(), 22 * kMicro + 16e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::send, 2, 1, 10).fixed, 22 * kMicro, 1e-9);
   EXPECT_EQ(time(CommOp::send, 2, 1, 0).total(), 0);
+  // A shift is one step. To another node, each message has the share of one device, whatever the others do.
+  EXPECT_NEAR(time(CommOp::shift, 4, 4, 1'000'000).total(), 11 * kMicro + 4e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::shift, 8, 4, 1'000'000).total(), 22 * kMicro + 16e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::shift, 8, 1, 1'000'000).total(), 22 * kMicro + 16e-3, 1e-9);
+  EXPECT_EQ(time(CommOp::shift, 1, 1, 1'000'000).total(), 0);
 }
 
 TEST(CollectiveTime, ComesFromATableWhereThereIsOne) {

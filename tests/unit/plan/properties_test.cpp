@@ -50,7 +50,7 @@ TEST(Properties, CommunicationIsNeverFree) {
     const GroupShape group{static_cast<int>(draw.one_of<int64_t>({2, 4, 16})),
                            static_cast<int>(draw.one_of<int64_t>({1, 2, 4}))};
     for (const CommOp op : {CommOp::all_reduce, CommOp::reduce_scatter, CommOp::all_gather, CommOp::broadcast,
-                            CommOp::reduce, CommOp::all_to_all, CommOp::send})
+                            CommOp::reduce, CommOp::all_to_all, CommOp::send, CommOp::shift})
       for (const int64_t elements : {16, 4096, 1 << 24})
         EXPECT_GT(collective_time(c, group, op, DType::f32, elements).total(), 0)
             << name_of(op) << " of " << elements << " over " << group.ranks << " ranks, " << group.per_node
