@@ -20,15 +20,31 @@ void check_router(int64_t experts, int64_t per_row) {
 }
 /// The lines of counts that rows belong to.
 struct Lines {
-  Lines(const Tensor& counts, int64_t first, int64_t rows, int64_t per_line, int64_t experts)
-      : first_row(first), rows_per_line(per_line == 0 ? first + rows + 1 : per_line), count(counts.count() / experts) {
-    expect_count(counts, count * experts, DType::i32, "router counts");
-    TRAINER_CHECK(first >= 0 && (rows == 0 || of(rows - 1) < count), "rows {} to {}, {} per line of {} lines of counts",
-                  first, first + rows, rows_per_line, count);
+  template <typename Op>
+  Lines(const Exec& ex, const Op& op, int64_t rows, int64_t experts)
+      : first_row(op.first_row),
+        rows_per_line(op.rows_per_count == 0 ? INT64_MAX : op.rows_per_count),
+        count(op.counts.count() / experts) {
+    expect_count(op.counts, count * experts, DType::i32, "router counts");
+    if (op.order && op.rows_per_count > 0) {
+      expect_places(ex, op.order, rows, count * rows_per_line, "order of routed rows");
+      order = op.order.template as<int32_t>();
+    } else {
+      TRAINER_CHECK(first_row >= 0 && (rows == 0 || of(rows - 1) < count),
+                    "rows {} to {}, {} per line of {} lines of counts", first_row, first_row + rows, rows_per_line,
+                    count);
+    }
   }
-  int64_t of(int64_t row) const { return (first_row + row) / rows_per_line; }
-  int64_t end(int64_t line) const { return (line + 1) * rows_per_line - first_row; }
+  int64_t of(int64_t row) const { return (order != nullptr ? order[row] : first_row + row) / rows_per_line; }
+  /// Returns the end of the rows from `row` on that belong to the same line, at most `most`.
+  int64_t end(int64_t row, int64_t most) const {
+    const int64_t line = of(row);
+    while (++row < most && of(row) == line) {
+    }
+    return row;
+  }
   int64_t first_row, rows_per_line, count;
+  const int32_t* order = nullptr;
 };
 
 std::byte* element(const Tensor& packed, int64_t i) { return packed.data + i * size_of(packed.dtype); }
@@ -57,7 +73,7 @@ void run(Exec& ex, const Route& op) {
   expect_count(op.weights, rows * k, op.logits.dtype, "router weights");
   expect_count(op.lse, rows, op.logits.dtype, "router lse");
   std::optional<Lines> lines;
-  if (op.counts) lines.emplace(op.counts, op.first_row, rows, op.rows_per_count, experts);
+  if (op.counts) lines.emplace(ex, op, rows, experts);
   const OpTimer timer(ex.meter, OpKind::elementwise,
                       {20.0 * static_cast<double>(op.logits.count()),
                        bytes_of(op.logits) + bytes_of(op.choices) + bytes_of(op.weights) + bytes_of(op.lse)});
@@ -176,7 +192,7 @@ void run(Exec& ex, const RouteBackward& op) {
   expect_count(op.dl, rows * experts, op.dl.dtype, "router gradient");
   if (op.terms) expect_count(op.terms, rows * 3, sums, "router loss terms");
   std::optional<Lines> lines;
-  if (op.counts) lines.emplace(op.counts, op.first_row, rows, op.rows_per_count, experts);
+  if (op.counts) lines.emplace(ex, op, rows, experts);
   TRAINER_CHECK(!op.counts || op.counted_rows > 0, "counts of {} rows", op.counted_rows);
   const OpTimer timer(ex.meter, OpKind::elementwise,
                       {40.0 * static_cast<double>(op.logits.count()), bytes_of(op.logits) + bytes_of(op.dl)});
@@ -192,7 +208,7 @@ void run(Exec& ex, const RouteBackward& op) {
   for_row_blocks(ex, rows, rows_per_task(8 * experts), [&](int64_t begin, int64_t n) {
     for (int64_t first = begin, end; first < begin + n; first = end) {  // the rows of one line
       const int64_t line = lines ? lines->of(first) : 0;
-      end = lines ? std::min(begin + n, lines->end(line)) : begin + n;
+      end = lines ? lines->end(first, begin + n) : begin + n;
       kernel({.dweights = element(op.dweights, first * k),
               .logits = element(op.logits, first * experts),
               .lse = element(op.lse, first),

@@ -13,7 +13,8 @@ inline constexpr int64_t kMostExperts = 1024, kMostChoices = 32;
 ///   lse[r]         ln Σ exp(logits[r, e])
 ///   weights[r, j]  exp(logits[r, c_j] − lse[r]); if `normalize` the softmax over the k chosen logits
 ///   counts[s, e]   how often rows of sequence s chose expert e: row r is row first_row + r of the micro-batch, whose
-///                  sequences have rows_per_count rows (0: all rows are one sequence); 0 for sequences of other ranks
+///                  sequences have rows_per_count rows (0: all rows are one sequence); 0 for sequences of other ranks.
+///                  With `order` [n] i32, it counts as row order[r] instead
 /// logits [n, E], weights [n, k] and lse [n] accumulator type (f64, f32); choices [n, k] and counts [sequences, E] i32,
 /// all packed. counts may be empty.
 struct Route {
@@ -26,6 +27,7 @@ struct Route {
   From from = From::logits;
   int64_t first_row = 0, rows_per_count = 0;
   bool normalize = false;
+  Tensor order = {};
 };
 void run(Exec& ex, const Route& op);
 
@@ -59,13 +61,14 @@ void run(Exec& ex, const CombineRows& op);
 ///   dl[e] += balance·p_e·(f_e − Σ_i f_i·p_i) + z·lse·p_e,  f_e = counts[sequence of r, e] / (k·counted_rows)
 /// and, if `terms` is given, terms[r] = (E·Σ f·p, lse², −Σ p·ln p): the balance loss, the z-loss and the entropy of a
 /// row. dweights, weights [n, k], logits [n, E], lse [n] and terms [n, 3] accumulator type; choices [n, k], counts
-/// [sequences, E] i32, empty: f = 0; dl [n, E] compute type; all packed. first_row, rows_per_count: as in Route;
+/// [sequences, E] i32, empty: f = 0; dl [n, E] compute type; all packed. first_row, rows_per_count, order: as in Route;
 /// counted_rows: the rows of all ranks that each line of counts has counted.
 struct RouteBackward {
   Tensor dweights, logits, lse, choices, weights, counts, dl, terms = {};
   double balance = 0, z = 0;
   int64_t first_row = 0, rows_per_count = 0, counted_rows = 0;
   bool normalize = false;
+  Tensor order = {};
 };
 void run(Exec& ex, const RouteBackward& op);
 

@@ -135,7 +135,8 @@ void Experts::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
 void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
   const int64_t n = x.rows();
   const DType wide = accumulator_of(x.dtype);
-  const int64_t first_row = ranks_.tile({.rows = up_.rows}, batch.rows(), width_).first_row;
+  const Tile tile = ranks_.tile({.rows = up_.rows}, batch.rows(), width_);
+  const int64_t first_row = tile.first_row;
   const bool again = static_cast<bool>(r.choices);
   const Tensor injected = batch.routing != nullptr ? batch.routing->choices : Tensor();
   using From = ops::Route::From;
@@ -157,7 +158,8 @@ void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
                           .from = from,
                           .first_row = first_row,
                           .rows_per_count = counts_by_sequence(batch) ? batch.seq_len : 0,
-                          .normalize = normalize_});
+                          .normalize = normalize_,
+                          .order = rows_of(batch.order, tile)});
   comm::Ticket gathered;
   if (exchanges(batch) && !r.all_counts) {
     r.all_counts = ex.take("experts.counts", {ranks_.size(divided_) * r.counts.tensor().rows(), experts_}, DType::i32);
@@ -346,7 +348,7 @@ comm::Ticket Experts::start_sum(Exec& ex, AxisSet axes, const Tensor& x) const {
 
 comm::Ticket Experts::start_counting(Exec& ex, const Batch& batch, int64_t own_rows, const Routed& r) const {
   if (batch.routing == nullptr) return {};
-  const AxisSet parts_of_sequences = own_rows % batch.seq_len == 0 ? 0 : up_.rows;
+  const AxisSet parts_of_sequences = own_rows % batch.seq_len == 0 && !batch.order ? 0 : up_.rows;
   const Tensor counts = r.counts;
   return start_sum(ex, counts_by_sequence(batch) ? parts_of_sequences : up_.rows | replicas_,
                    counts.reshape({counts.count()}));
@@ -356,6 +358,7 @@ Scratch Experts::route_backward(Exec& ex, const Batch& batch, const Routed& r) c
   const Tensor logits = r.logits;
   const int64_t n = logits.rows(), pairs = n * chosen_;
   const bool by_sequence = counts_by_sequence(batch);
+  const Tile tile = ranks_.tile({.rows = up_.rows}, batch.rows(), width_);
   Scratch dlogits = ex.take("router.dlogits", logits.shape, store_.compute_dtype());
   const Scratch terms = ex.take("router.terms", {n, 3}, logits.dtype);
   ops::run(ex,
@@ -369,10 +372,11 @@ Scratch Experts::route_backward(Exec& ex, const Batch& batch, const Routed& r) c
                               .terms = terms,
                               .balance = batch.routing != nullptr ? batch.routing->balance : 0,
                               .z = batch.routing != nullptr ? batch.routing->z_loss : 0,
-                              .first_row = ranks_.tile({.rows = up_.rows}, batch.rows(), width_).first_row,
+                              .first_row = tile.first_row,
                               .rows_per_count = by_sequence ? batch.seq_len : 0,
                               .counted_rows = by_sequence ? batch.seq_len : batch.rows().count * ranks_.size(replicas_),
-                              .normalize = normalize_});
+                              .normalize = normalize_,
+                              .order = rows_of(batch.order, tile)});
   if (batch.routing != nullptr && reports_) {
     const Routing::Sums sums = batch.routing->sums(index_);
     ops::run(ex, ops::ColumnSum{terms, sums.tensor, sums.accumulate});

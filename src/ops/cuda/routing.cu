@@ -78,14 +78,20 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteRow op) {
 }
 
 /// counts[line, e] for line = blockIdx.y and e = blockIdx.x, from choices [line·per_line, (line + 1)·per_line) of the
-/// micro-batch. This rank has `n` of them, from `first` on.
+/// micro-batch. This rank has `n` of them, from `first` on; if `order` is given, choice i counts as one of those of row
+/// order[i / per_row].
 __global__ void __launch_bounds__(kRouteThreads)
-    count_kernel(const int32_t* choices, int64_t first, int64_t n, int64_t per_line, int32_t* counts) {
+    count_kernel(const int32_t* choices, const int32_t* order, int64_t first, int64_t n, int64_t per_line, int per_row,
+                 int32_t* counts) {
   __shared__ int shared[kRouteWarps];
   const int expert = static_cast<int>(blockIdx.x);
-  const int64_t begin = blockIdx.y * per_line - first, end = begin + per_line < n ? begin + per_line : n;
+  int64_t begin = blockIdx.y * per_line - first, end = begin + per_line < n ? begin + per_line : n;
+  if (order != nullptr) begin = 0, end = n;
   int count = 0;
-  for (int64_t i = (begin < 0 ? 0 : begin) + threadIdx.x; i < end; i += kRouteThreads) count += choices[i] == expert;
+  for (int64_t i = (begin < 0 ? 0 : begin) + threadIdx.x; i < end; i += kRouteThreads) {
+    const bool counted = order == nullptr || quotient(order[i / per_row] * int64_t{per_row}, per_line) == blockIdx.y;
+    count += counted && choices[i] == expert;
+  }
   count = block_sum(count, shared, kRouteWarps);
   if (threadIdx.x == 0) counts[blockIdx.y * gridDim.x + blockIdx.x] = count;
 }
@@ -218,7 +224,7 @@ struct CombineBody {
 template <typename T>
 struct RouteBackwardRow {
   const float *dweights, *logits, *lse, *weights;
-  const int32_t *choices, *counts;
+  const int32_t *choices, *counts, *order;
   T* dl;
   float* terms;
   int64_t rows, first_row, per_line;  // per_line: 0: all rows
@@ -243,9 +249,10 @@ __global__ void __launch_bounds__(kRouteThreads) route_backward_kernel(RouteBack
   added[warp][lane] = w * (op.normalize ? dw - weighted : dw);
   sync_warp();
 
-  const int32_t* const counts = op.counts == nullptr || op.per_line == 0
-                                    ? op.counts
-                                    : op.counts + quotient(op.first_row + r, op.per_line) * op.experts;
+  const int32_t* const counts =
+      op.counts == nullptr || op.per_line == 0
+          ? op.counts
+          : op.counts + quotient(op.order != nullptr ? op.order[r] : op.first_row + r, op.per_line) * op.experts;
   const auto f = [&](int e) { return counts == nullptr ? 0.0f : op.share * static_cast<float>(counts[e]); };
   float fp = 0, entropy = 0;
   for (int e = lane; e < op.experts; e += kWarp) {
@@ -266,6 +273,12 @@ __global__ void __launch_bounds__(kRouteThreads) route_backward_kernel(RouteBack
   op.terms[3 * r] = static_cast<float>(op.experts) * fp;
   op.terms[3 * r + 1] = lse * lse;
   op.terms[3 * r + 2] = entropy;
+}
+
+/// Returns the order of the rows of a Route or RouteBackward; null: natural, or without effect.
+template <typename Op>
+const int32_t* order_of(const Op& op) {
+  return op.order && op.rows_per_count > 0 ? op.order.template as<int32_t>() : nullptr;
 }
 
 dim3 route_blocks(int64_t rows) { return dim3(static_cast<unsigned>(divide_up(rows, int64_t{kRouteWarps}))); }
@@ -294,8 +307,8 @@ void run(Exec& ex, const Route& op) {
   const int64_t lines = op.counts.count() / experts, per_line = op.rows_per_count;
   device::cuda::launch(stream,
                        {dim3(static_cast<unsigned>(experts), static_cast<unsigned>(lines)), dim3(kRouteThreads)},
-                       count_kernel, op.choices.as<int32_t>(), per_line == 0 ? 0 : op.first_row * k, rows * k,
-                       (per_line == 0 ? rows : per_line) * k, op.counts.as<int32_t>());
+                       count_kernel, op.choices.as<int32_t>(), order_of(op), per_line == 0 ? 0 : op.first_row * k,
+                       rows * k, (per_line == 0 ? rows : per_line) * k, static_cast<int>(k), op.counts.as<int32_t>());
 }
 
 void run(Exec& ex, const SortRows& op) {
@@ -347,6 +360,7 @@ void run(Exec& ex, const RouteBackward& op) {
                             .weights = op.weights.as<float>(),
                             .choices = op.choices.as<int32_t>(),
                             .counts = op.counts ? op.counts.as<int32_t>() : nullptr,
+                            .order = order_of(op),
                             .dl = op.dl.as<T>(),
                             .terms = op.terms ? op.terms.as<float>() : nullptr,
                             .rows = rows,

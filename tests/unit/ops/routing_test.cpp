@@ -230,6 +230,59 @@ TYPED_TEST(Routing, CountsAndBalancesSequencesThatRanksShare) {
       });
 }
 
+// Rows in any order, with their places among the sequences, count and are balanced as in their natural order.
+TYPED_TEST(Routing, CountsRowsByTheirOrder) {
+  Normal draw(39);
+  constexpr int64_t kRows = 45, kExperts = 6, kChosen = 2, kPer = 9;
+  TestTensor logits = TestTensor({kRows, kExperts}, this->kSums).fill(draw), stored_logits = logits;
+  TestTensor dweights = TestTensor({kRows, kChosen}, this->kSums).fill(draw), stored_dweights = dweights;
+  TestTensor order({kRows}, DType::i32);
+  order.fill([r = 0]() mutable { return r++ * 7 % kRows; });
+  for (int64_t r = 0; r < kRows; ++r) {
+    const auto row = static_cast<int64_t>(order.at(r));
+    for (int64_t e = 0; e < kExperts; ++e) stored_logits.set(r * kExperts + e, logits.at(row, e));
+    for (int64_t j = 0; j < kChosen; ++j) stored_dweights.set(r * kChosen + j, dweights.at(row, j));
+  }
+  on_every_device(
+      [&](TestExec& ex) {
+        std::vector<TestTensor> out;
+        for (const bool stored : {false, true}) {
+          TestTensor choices({kRows, kChosen}, DType::i32), counts({kRows / kPer, kExperts}, DType::i32);
+          TestTensor weights({kRows, kChosen}, this->kSums), lse({kRows}, this->kSums);
+          TestTensor dl({kRows, kExperts}, this->kType), terms({kRows, 3}, this->kSums);
+          const Tensor rows = stored ? Tensor(order) : Tensor();
+          run(ex, Route{.logits = stored ? stored_logits : logits,
+                        .choices = choices,
+                        .weights = weights,
+                        .lse = lse,
+                        .counts = counts,
+                        .rows_per_count = kPer,
+                        .order = rows});
+          run(ex, RouteBackward{.dweights = stored ? stored_dweights : dweights,
+                                .logits = stored ? stored_logits : logits,
+                                .lse = lse,
+                                .choices = choices,
+                                .weights = weights,
+                                .counts = counts,
+                                .dl = dl,
+                                .terms = terms,
+                                .balance = 1,
+                                .rows_per_count = kPer,
+                                .counted_rows = kPer,
+                                .order = rows});
+          out.push_back(counts), out.push_back(dl), out.push_back(terms);
+        }
+        return out;
+      },
+      [&](const std::vector<TestTensor>& out) {
+        EXPECT_TRUE(out[0].memory() == out[3].memory());
+        for (int64_t r = 0; r < kRows; ++r)
+          for (const size_t result : {size_t{1}, size_t{2}})
+            for (int64_t i = 0; i < out[result].tensor().cols(); ++i)
+              ASSERT_EQ(out[result + 3].at(r, i), out[result].at(static_cast<int64_t>(order.at(r)), i)) << "row " << r;
+      });
+}
+
 // The objective of a row is Σ dw·w + balance·Σ f·p + z/2·lse², whose derivatives follow from the complex step.
 TYPED_TEST(Routing, BackwardMatchesTheComplexStep) {
   using T = TypeParam;

@@ -100,12 +100,12 @@ inline Operands operands(SwigluBackward& o) {
 }
 inline Operands operands(Sigmoid& o) { return {&o.x, &o.y}; }
 inline Operands operands(SigmoidBackward& o) { return {&o.dy, &o.y, &o.dx}; }
-inline Operands operands(Route& o) { return {&o.logits, &o.choices, &o.weights, &o.lse, &o.counts}; }
+inline Operands operands(Route& o) { return {&o.logits, &o.choices, &o.weights, &o.lse, &o.counts, &o.order}; }
 inline Operands operands(SortRows& o) { return {&o.choices, &o.order, &o.place}; }
 inline Operands operands(GatherRows& o) { return {&o.x, &o.index, &o.y}; }
 inline Operands operands(CombineRows& o) { return {&o.rows, &o.place, &o.y, &o.residual}; }
 inline Operands operands(RouteBackward& o) {
-  return {&o.dweights, &o.logits, &o.lse, &o.choices, &o.weights, &o.counts, &o.dl, &o.terms};
+  return {&o.dweights, &o.logits, &o.lse, &o.choices, &o.weights, &o.counts, &o.dl, &o.terms, &o.order};
 }
 inline Operands operands(GroupedGemm& o) { return {&o.a, &o.b, &o.c}; }
 inline Operands operands(GroupedWeightGradient& o) { return {&o.x, &o.dy, &o.dw}; }
