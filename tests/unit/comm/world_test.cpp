@@ -226,9 +226,8 @@ TEST(Watchdog, IsPatientWithARankThatWaitsForABusyOne) {
   EXPECT_EQ(done, 3);
 }
 
-// A rank waits in a shift for its own neighbour only, which here has itself been waiting for the missing rank.
 TEST(Watchdog, NamesAShiftAndItsMissingRank) {
-  expect_error(Code::comm, {"shift along context (operation 1 of channel critical)", "rank 2"}, [&] {
+  expect_error(Code::comm, {"shift along context (operation 2 of channel critical)", "rank 2"}, [&] {
     run_on_threads(3, {.timeout_s = 0.4}, [&](World& world) {
       Rig rig;
       const auto ring = world.communicator(rig.device, group_of(world, 3, 4, "context"), Purpose::critical);
