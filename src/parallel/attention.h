@@ -27,9 +27,10 @@ class AttentionCore {
   /// Returns the gradients of q ‖ k ‖ v, given that of the context.
   Scratch backward(Exec& ex, const Batch& batch, const Tensor& dcontext, const Heads& x, const Saved& saved) const;
 
-  /// Returns the elements of `all`, one of the batch's tensors [N], for this rank's rows of q, k and v.
+  /// Returns the elements of `all`, one of the batch's tensors [N], for this rank's rows of q, k and v; empty if `all`
+  /// is empty.
   Tensor own_rows(const Batch& batch, const Tensor& all) const {
-    return rows_of(all, ranks_.tile({batch.cut ? rows_ : AxisSet{0}, 0}, batch.rows(), 1));
+    return all ? rows_of(all, ranks_.tile({batch.cut ? rows_ : AxisSet{0}, 0}, batch.rows(), 1)) : Tensor();
   }
   int64_t head_dim() const { return op_.shape.head_dim; }
   int64_t query_width() const { return op_.shape.heads * head_dim(); }

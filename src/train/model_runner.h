@@ -160,7 +160,7 @@ class ModelRunner {
   void evaluate(Exec& ex, const sharding::Action& action);
 
   Buffer ids_, targets_, weights_, losses_, first_key_;
-  Buffer order_, positions_;   // of row_order_, for all batches
+  Buffer order_, positions_;   // the tensors of row_order_, which all batches share
   int64_t terms_of_loss_ = 1;  // in losses_, of a batch
   std::vector<int32_t> first_keys_;
   std::vector<int32_t> stored_;  // values in the order of stored rows

@@ -206,7 +206,7 @@ class Trainer : public ModelRunner {
   std::vector<parallel::Batch> loaded_;  // the step's, by memory_of()
   Buffer sorted_, sorted_positions_;     // on the device: the orders in which the embedding's backward pass sums rows
   data::TokenBatch host_;
-  ops::RowsByToken host_sorted_;  // of host_
+  ops::RowsByToken host_sorted_;  // order of the rows of host_
   std::vector<int32_t> stored_ids_;
   std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
