@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <span>
 
 #include "base/philox.h"
 #include "config/strategies.h"
@@ -105,15 +106,18 @@ inline void fill_weights(ParamStore& store, bool integers) {
   store.weights_changed();
 }
 
-/// Element (row, col) of a local tensor is element (first_row + row, first_col + col) of the global one, `width` wide.
+/// Element (row, col) of a local tensor is element (first_row + row, first_col + col) of the global one, `width` wide;
+/// with an order of rows, order[row] takes the place of `row`.
 struct Piece {
   int64_t first_row, first_col, width;
+  std::span<const int32_t> order = {};
+  int64_t row(int64_t r) const { return first_row + (order.empty() ? r : order[static_cast<size_t>(r)]); }
 };
 inline Scratch local(Rig& rig, const char* name, Shape shape, Piece at, bool integers) {
   Scratch t = rig.ex.take(name, shape, rig.type);
   for (int64_t r = 0; r < shape[0]; ++r)
     for (int64_t c = 0; c < shape[1]; ++c)
-      set(t, r * shape[1] + c, draw(name, (at.first_row + r) * at.width + at.first_col + c, integers));
+      set(t, r * shape[1] + c, draw(name, at.row(r) * at.width + at.first_col + c, integers));
   return t;
 }
 inline void collect(Named& all, const std::string& name, const Tensor& t, Piece at, int64_t rows) {
@@ -121,7 +125,7 @@ inline void collect(Named& all, const std::string& name, const Tensor& t, Piece 
   out.resize(static_cast<size_t>(rows * at.width), NAN);
   for (int64_t r = 0; r < t.rows(); ++r)
     for (int64_t c = 0; c < t.cols(); ++c) {
-      double& element = out[static_cast<size_t>((at.first_row + r) * at.width + at.first_col + c)];
+      double& element = out[static_cast<size_t>(at.row(r) * at.width + at.first_col + c)];
       const double value = get(t, r * t.cols() + c);
       if (!std::isnan(element)) {
         EXPECT_EQ(element, value) << name << ": ranks that share an element";

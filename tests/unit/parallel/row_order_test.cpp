@@ -111,7 +111,7 @@ TEST(RowOrder, RowsOfARankAreContiguousInAnyMesh) {
               expected.push_back(static_cast<int32_t>((group * each + i) * seq_len + p));
       const auto first = order.rows().begin() + mesh.index(rank, rows) * of_rank;
       ASSERT_EQ(std::vector<int32_t>(first, first + of_rank), expected) << "rank " << rank;
-      int64_t pairs = 0;  // of a query and a key that is not later
+      int64_t pairs = 0;  // pairs of a query and a key that is not later
       for (const int32_t row : expected) pairs += row % seq_len + 1;
       ASSERT_EQ(pairs * c, each * seq_len * (seq_len + 1) / 2) << "equal work";
     }

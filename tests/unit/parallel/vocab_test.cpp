@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "parallel/loss.h"
+#include "parallel/row_order.h"
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {
@@ -76,8 +77,8 @@ constexpr int32_t kEdges[kRows] = {0, 11, 12, 35, 36, 23, 24, 36, 15, 16, 31, 32
                                    5, 5,  5,  36, 35, 24, 23, 1,  2,  3,  0,  36};
 
 /// Returns results of embedding and head, both gradients and the logits of one row, for `replicas` times kSequences
-/// sequences. The head's features are at most `size`.
-Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size) {
+/// sequences. The head's features are at most `size`. `order`: the natural row of each stored row; empty: its own.
+Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size, const parallel::RowOrder& order = {}) {
   const bool dense = layout.axes.empty();
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
     Rig rig = rig_of(world, layout);
@@ -90,23 +91,36 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size)
     rig.ready();
     fill_weights(rig.store, false);
     std::vector<int32_t> ids, targets;
-    ops::RowsByToken order;
+    ops::RowsByToken sorted, sorted_positions;
+    std::vector<int32_t> positions = order.positions(), natural = order.rows();
     const Scratch weights = rig.ex.take("weights", {rows}, DType::f64);
-    for (int64_t r = first; r < first + rows; ++r) {
+    for (int64_t stored = 0; stored < rows; ++stored) {
+      const int64_t r = first + (natural.empty() ? stored : natural[static_cast<size_t>(stored)]);
       const bool masked = r % 5 == 2;
       ids.push_back(kEdges[r % kRows]);
       targets.push_back(masked ? -100 : kEdges[r * 7 % kRows]);
-      set(weights, r - first, masked ? 0 : 1);
+      set(weights, stored, masked ? 0 : 1);
     }
-    rig.batch.ids = {reinterpret_cast<std::byte*>(ids.data()), {rows}, DType::i32};
-    embedding->sort(ids, order);
-    rig.batch.sorted = {reinterpret_cast<std::byte*>(order.rows.data()), {std::ssize(order.rows)}, DType::i32};
-    rig.batch.targets = {reinterpret_cast<std::byte*>(targets.data()), {rows}, DType::i32};
+    const auto view = [](std::vector<int32_t>& values) {
+      return values.empty() ? Tensor()
+                            : Tensor{reinterpret_cast<std::byte*>(values.data()), {std::ssize(values)}, DType::i32};
+    };
+    embedding->sort(ids, sorted);
+    embedding->sort_positions(positions, sorted_positions);
+    rig.batch.ids = view(ids);
+    rig.batch.sorted = view(sorted.rows);
+    rig.batch.targets = view(targets);
+    rig.batch.order = view(natural);
+    rig.batch.positions = view(positions);
+    rig.batch.sorted_positions = view(sorted_positions.rows);
     rig.batch.weights = weights;
     rig.batch.loss_scale = 0.25;
 
     const parallel::Tile tile = rig.tile(kWidth);
-    const Piece piece{first + tile.first_row, tile.first_col, kWidth};
+    Piece piece{first + tile.first_row, tile.first_col, kWidth};
+    if (!natural.empty())
+      piece = {first, tile.first_col, kWidth,
+               std::span(natural).subspan(static_cast<size_t>(tile.first_row), static_cast<size_t>(tile.rows))};
     const Shape shape{tile.rows, tile.cols};
     const Scratch y = embedding->forward(rig.ex, rig.batch);
     const Scratch x = local(rig, "x", shape, piece, false), dy = local(rig, "dy", shape, piece, false);
@@ -135,6 +149,14 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size)
   });
 }
 
+/// Returns the order of rows of three ranks that share sequences.
+parallel::RowOrder order_of_three() {
+  sharding::ModelSharding sharding;
+  sharding.axes = {{"data", 1}, {"context", 3}};
+  sharding.layers.front().attention.rows = sharding.layers.front().context.axes = 0b10;
+  return {sharding, kSequences, kLength};
+}
+
 /// Expects the values of `dense`. Replicas hold equal gradients, summed over all of them.
 void expect_same(const Named& cut, const Named& dense, double tolerance) {
   ASSERT_EQ(cut.size(), dense.size());
@@ -156,6 +178,10 @@ TEST(Vocabulary, EmbeddingAndHeadEqualThoseOfOneRankInAnySpread) {
       expect_same(cut, dense, 1e-13 * size);
       for (Named* each : {&cut, &again}) each->erase("loss");  // added here, in the order in which ranks finish
       EXPECT_TRUE(cut == again) << "twice the same";
+      if (size > 1) continue;
+      const Named ordered = vocabulary(layout, replicas, tied, size, order_of_three());
+      EXPECT_EQ(ordered.at("y"), dense.at("y"));
+      expect_same(ordered, dense, 1e-13);
     }
 }
 
