@@ -1,48 +1,9 @@
 #pragma once
 // The attention of one layer: out(core(rope(norm(q)), rope(norm(k)), v)) with q ‖ k ‖ v = qkv(x). The norms (of each
 // head or of all heads together) and RoPE are optional.
-#include "ops/attention.h"
-#include "parallel/strategy.h"
+#include "parallel/attention_core.h"
 
 namespace trainer::parallel {
-
-/// Queries, keys and values of this rank's sequences and heads: [N, A·D], [N, K·D], [N, K·D].
-struct Heads {
-  Tensor q, k, v;
-};
-
-/// Computes the context of queries on a rank that has all keys and values of its sequences and heads.
-class AttentionCore {
- public:
-  struct Saved {
-    Scratch context;  // [N, A·D]
-    Scratch lse;      // [b·A, S] accumulator type
-  };
-  /// `spread`: sequences are split along its rows, heads along its columns. If there are more ranks than key/value
-  /// heads, several ranks hold the same key/value head.
-  AttentionCore(const Ranks& ranks, Spread spread, const LayerSpec& spec);
-
-  /// Sets `saved`. In generation, first appends keys and values to the caches, and stores no log-sum-exps.
-  void forward(Exec& ex, const Batch& batch, const Heads& x, Saved& saved) const;
-  /// Returns the gradients of q ‖ k ‖ v, given that of the context.
-  Scratch backward(Exec& ex, const Batch& batch, const Tensor& dcontext, const Heads& x, const Saved& saved) const;
-
-  /// Returns the elements of `all`, one of the batch's tensors [N], for this rank's rows of q, k and v; empty if `all`
-  /// is empty.
-  Tensor own_rows(const Batch& batch, const Tensor& all) const {
-    return all ? rows_of(all, ranks_.tile({batch.cut ? rows_ : AxisSet{0}, 0}, batch.rows(), 1)) : Tensor();
-  }
-  int64_t head_dim() const { return op_.shape.head_dim; }
-  int64_t query_width() const { return op_.shape.heads * head_dim(); }
-  int64_t key_width() const { return op_.shape.kv_heads * head_dim(); }
-
- private:
-  /// Returns the operation without its results.
-  ops::AttentionForward op(const Batch& batch, const Heads& x) const;
-  Ranks ranks_;
-  AxisSet rows_;              // axes that split sequences
-  ops::AttentionForward op_;  // members that all batches share
-};
 
 class Attention {
  public:
@@ -52,7 +13,7 @@ class Attention {
     Scratch qk;  // [N, (A+K)·D] with norms: normed and rotated; rebuilt under `selective`
     AttentionCore::Saved core;
   };
-  Attention(Strategy& strategy, const LayerSpec& spec, AttentionCore core);
+  Attention(Strategy& strategy, const LayerSpec& spec, std::unique_ptr<AttentionCore> core);
 
   /// Computes the input of the last linear from x [n, H].
   void forward(Exec& ex, const Batch& batch, Operand x, Saved& saved);
@@ -76,17 +37,17 @@ class Attention {
   /// Frees what recomputation rebuilds.
   void forget(Saved& saved, config::Recompute recompute) const;
   /// Returns the number of local columns of keys (and of values), for the cache.
-  int64_t kv_width() const { return core_.key_width(); }
+  int64_t kv_width() const { return core_->key_width(); }
 
  private:
   /// Rotates the columns q ‖ k.
   void rotate(Exec& ex, const Batch& batch, const Tensor& qkv, bool inverse) const;
   void normalize(Exec& ex, const Batch& batch, Saved& saved);
-  Tensor queries(const Tensor& qkv) const { return qkv.col_range(0, core_.query_width()); }
-  Tensor keys(const Tensor& qkv) const { return qkv.col_range(core_.query_width(), kv_width()); }
+  Tensor queries(const Tensor& qkv) const { return qkv.col_range(0, core_->query_width()); }
+  Tensor keys(const Tensor& qkv) const { return qkv.col_range(core_->query_width(), kv_width()); }
   Heads heads(const Saved& s) const;
 
-  AttentionCore core_;
+  std::unique_ptr<AttentionCore> core_;
   std::shared_ptr<const Buffer> rope_;
   std::unique_ptr<Linear> qkv_, out_;
   std::unique_ptr<Norm> q_norm_, k_norm_;  // null: none

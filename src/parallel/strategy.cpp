@@ -73,7 +73,7 @@ std::optional<ops::DropoutSite> StreamDropout::of(const Batch& batch) const {
 }
 
 std::unique_ptr<Attention> Strategy::attention(const LayerSpec& spec) {
-  return std::make_unique<Attention>(*this, spec, AttentionCore(ranks_, sharding_.layer(spec.layer).attention, spec));
+  return std::make_unique<Attention>(*this, spec, attention_core(ranks_, sharding_.layer(spec.layer), spec));
 }
 
 std::unique_ptr<Mlp> Strategy::mlp(const LayerSpec& spec) {
