@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/elementwise.h"
+#include "parallel/shared_attention.h"
 
 namespace trainer::parallel {
 namespace {
@@ -99,7 +100,11 @@ Scratch AttentionCore::backward(Exec& ex, const Batch& batch, const Tensor& dcon
 }
 
 std::unique_ptr<AttentionCore> attention_core(const Ranks& ranks, const sharding::Layer& layer, const LayerSpec& spec) {
-  return std::make_unique<AttentionCore>(ranks, layer, spec);
+  if (ranks.size(layer.context.axes) == 1) return std::make_unique<AttentionCore>(ranks, layer, spec);
+  // A ring would send every block to every rank, which would use few of them if it has a window.
+  if (layer.context.schedule == sharding::Transfer::ring && window_of(spec.model, spec.layer) == 0)
+    return std::make_unique<RingAttention>(ranks, layer, spec);
+  return std::make_unique<GatheredAttention>(ranks, layer, spec);
 }
 
 }  // namespace trainer::parallel

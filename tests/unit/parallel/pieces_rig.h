@@ -88,11 +88,14 @@ inline double draw(const std::string& name, int64_t i, bool integers) {
 inline void set(const Tensor& t, int64_t i, double value) {
   if (t.dtype == DType::f64) {
     t.as<double>()[i] = value;
+  } else if (t.dtype == DType::bf16) {
+    t.as<bf16>()[i] = bf16(value);
   } else {
     t.as<float>()[i] = static_cast<float>(value);
   }
 }
 inline double get(const Tensor& t, int64_t i) {
+  if (t.dtype == DType::bf16) return static_cast<double>(t.as<bf16>()[i]);
   return t.dtype == DType::f64 ? t.as<double>()[i] : static_cast<double>(t.as<float>()[i]);
 }
 

@@ -1,0 +1,209 @@
+// Attention over sequences that ranks share, compared with golden values of one rank (computed with numpy in fp64) and
+// with the closed forms of what is sent.
+#include "parallel/attention_core.h"
+
+#include <cmath>
+#include <limits>
+
+#include "comm/bytes.h"
+#include "parallel/row_order.h"
+#include "unit/parallel/pieces_rig.h"
+
+namespace trainer::pieces {
+namespace {
+
+using parallel::AttentionCore;
+using sharding::Transfer;
+
+constexpr int64_t kTokens = 48, kCopies = 2, kHeads = 4, kKeyHeads = 2, kSize = 4;
+
+/// The operands: q, k, v and the gradient of the context, of sequence i, position p, head h and dimension d.
+double value_of(char operand, double i, double p, double h, double d) {
+  switch (operand) {
+    case 'q':
+      return std::sin(1 + 0.9 * i + 0.31 * p + 1.7 * h + 0.53 * d);
+    case 'k':
+      return 1.5 * std::cos(2 + 0.5 * i + 0.47 * p + 1.3 * h + 0.29 * d);
+    case 'v':
+      return std::sin(3 + 0.8 * i + 0.23 * p + 0.6 * h + 1.1 * d);
+    default:
+      return std::cos(4 + 0.4 * i + 0.19 * p + 0.35 * h + 0.77 * d);
+  }
+}
+
+struct Masks {
+  int64_t window = 0;
+  bool documents = false;  // begin at positions 5, 20 and 31, in the second sequence one later
+  double dropout = 0;
+};
+int64_t first_key(const Masks& masks, int64_t sequence, int64_t position) {
+  int64_t first = 0;
+  for (const int64_t start : {5, 20, 31})
+    if (masks.documents && position >= start + sequence) first = start + sequence;
+  return first;
+}
+
+/// Context and gradients by natural row, [rows, heads·size], and the bytes on the wire of each operation.
+struct Results {
+  std::map<char, Values> of;
+  std::map<CommOp, int64_t> wire;
+  double at(char name, int64_t sequence, int64_t position, int64_t head, int64_t d) const {
+    const int64_t heads = name == 'k' || name == 'v' ? kKeyHeads : kHeads;
+    return of.at(name)[static_cast<size_t>(((sequence * kTokens + position) * heads + head) * kSize + d)];
+  }
+};
+
+/// Runs one layer's attention on `tokens` ranks that share sequences, times `by_heads` that split heads.
+Results attend(int64_t tokens, int64_t by_heads, Transfer schedule, const Masks& masks, DType type = DType::f64) {
+  const sharding::AxisSet t = 2, h = 4;
+  sharding::ModelSharding s{
+      .axes = {{"data", 1}, {"tokens", tokens}, {"heads", by_heads}},
+      .layers = {
+          {.stream = {.rows = t}, .attention = {.rows = t, .cols = h}, .context = {.axes = t, .schedule = schedule}}}};
+  config::Model model{.n_layer = 1, .n_head = kHeads, .n_kv_head = kKeyHeads, .d_model = kHeads * kSize};
+  model.seq_len = kTokens;
+  model.window = masks.window;
+  model.dropout = masks.dropout;
+  const parallel::RowOrder order(s, kCopies, kTokens);
+  Results results;
+  for (const char name : {'o', 'q', 'k', 'v'})
+    results.of[name].assign(
+        static_cast<size_t>(kCopies * kTokens * (name == 'k' || name == 'v' ? kKeyHeads : kHeads) * kSize),
+        std::numeric_limits<double>::quiet_NaN());
+  std::mutex mutex;
+  comm::run_on_threads(static_cast<int>(tokens * by_heads), {.timeout_s = 60}, [&](comm::World& world) {
+    Rig rig(world, s, type);
+    rig.batch.sequences = kCopies;
+    rig.batch.seq_len = kTokens;
+    rig.batch.dropout = masks.dropout > 0;
+    rig.batch.first_sample = 3;
+    const parallel::Ranks& ranks = rig.strategy->ranks();
+    const parallel::LayerSpec spec{0, 0, model, config::Recompute::none};
+    const std::unique_ptr<AttentionCore> core = parallel::attention_core(ranks, s.layers.front(), spec);
+    const int64_t rows = kCopies * kTokens / tokens, first_row = ranks.index(t) * rows;
+    const auto natural = [&](int64_t row) {
+      return order.rows().empty() ? row : order.rows()[static_cast<size_t>(row)];
+    };
+    std::vector<int32_t> first_keys;
+    for (int64_t row = 0; row < kCopies * kTokens; ++row)
+      first_keys.push_back(static_cast<int32_t>(first_key(masks, natural(row) / kTokens, natural(row) % kTokens)));
+    if (masks.documents)
+      rig.batch.first_key = {reinterpret_cast<std::byte*>(first_keys.data()), {std::ssize(first_keys)}, DType::i32};
+    const int64_t q = core->query_width(), k = core->key_width();
+    /// Calls f(column of this rank, sequence, position, head, dimension) for the elements of this rank's row.
+    const auto each = [&](int64_t row, int64_t width, auto&& f) {
+      const int64_t at = natural(first_row + row), head = ranks.index(h) * width / kSize;
+      for (int64_t c = 0; c < width; ++c) f(c, at / kTokens, at % kTokens, head + c / kSize, c % kSize);
+    };
+    const Scratch qkv = rig.ex.take("qkv", {rows, q + 2 * k}, type), dout = rig.ex.take("dout", {rows, q}, type);
+    const Tensor all = qkv;
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto fill = [&](const Tensor& to, char operand) {
+        each(row, to.cols(), [&](int64_t c, int64_t i, int64_t p, int64_t head, int64_t d) {
+          set(to.row_range(row, 1), c, value_of(operand, i, p, head, d));
+        });
+      };
+      fill(all.col_range(0, q), 'q');
+      fill(all.col_range(q, k), 'k');
+      fill(all.col_range(q + k, k), 'v');
+      fill(dout, 'd');
+    }
+    const parallel::Heads x{all.col_range(0, q), all.col_range(q, k), all.col_range(q + k, k)};
+    AttentionCore::Saved saved;
+    core->forward(rig.ex, rig.batch, x, saved);
+    const Scratch d = core->backward(rig.ex, rig.batch, dout, x, saved);
+    const std::scoped_lock lock(mutex);
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto keep = [&](char name, const Tensor& from, int64_t heads) {
+        each(row, from.cols(), [&](int64_t c, int64_t i, int64_t p, int64_t head, int64_t dim) {
+          results.of[name][static_cast<size_t>(((i * kTokens + p) * heads + head) * kSize + dim)] =
+              get(from.row_range(row, 1), c);
+        });
+      };
+      keep('o', saved.context, kHeads);
+      keep('q', d.tensor().col_range(0, q), kHeads);
+      keep('k', d.tensor().col_range(q, k), kKeyHeads);
+      keep('v', d.tensor().col_range(q + k, k), kKeyHeads);
+    }
+    if (!world.first()) return;
+    for (const auto& [key, count] : rig.meter.comm()) results.wire[key.op] += count.wire_bytes;
+  });
+  return results;
+}
+
+void expect_equal(const Results& many, const Results& one, double tolerance) {
+  for (const auto& [name, values] : one.of) {
+    double apart = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double difference = std::abs(many.of.at(name)[i] - values[i]);
+      apart = std::isnan(difference) ? difference : std::max(apart, difference);
+    }
+    EXPECT_LE(apart, tolerance) << name;
+  }
+}
+
+struct Golden {
+  Masks masks;
+  int64_t sequence, position;
+  double out, dq, dk, dv;  // out: head 1, dimension 2; dq: 3, 1; dk: 1, 0; dv: 0, 3
+};
+constexpr Golden kGolden[] = {
+    {{}, 0, 24, 0.065004161963845, 0.000143003807049402, 0.0380946205816082, 0.237303872346289},
+    {{}, 1, 47, 0.0853894918205268, 0.046148024696613, 0.0196930162918604, -0.0253053403125455},
+    {{9}, 0, 24, 0.320669575636963, -0.0363321550483213, -0.122974649627827, 0.824378490080755},
+    {{9}, 1, 47, -0.313603170792011, 0.437965983773992, 0.0405375446747086, -0.12215761616361},
+    {{0, true}, 0, 24, -0.771427552428568, -0.0835576348129331, -0.0267874608198992, 0.515460916920587}};
+
+TEST(SharedAttention, ComputesGoldenValuesByAnyExchangeOnAnyNumberOfRanks) {
+  for (const Golden& golden : kGolden)
+    for (const int64_t by_heads : {1, 2})
+      for (const int64_t tokens : {1, 2, 3, 4})
+        for (const Transfer schedule : {Transfer::at_once, Transfer::ring}) {
+          SCOPED_TRACE(format("window {}, documents {}, tokens over {}, heads over {}, {}", golden.masks.window,
+                              golden.masks.documents, tokens, by_heads,
+                              schedule == Transfer::ring ? "ring" : "gather"));
+          const Results r = attend(tokens, by_heads, schedule, golden.masks);
+          const int64_t i = golden.sequence, p = golden.position;
+          EXPECT_NEAR(r.at('o', i, p, 1, 2), golden.out, 1e-12);
+          EXPECT_NEAR(r.at('q', i, p, 3, 1), golden.dq, 1e-12);
+          EXPECT_NEAR(r.at('k', i, p, 1, 0), golden.dk, 1e-12);
+          EXPECT_NEAR(r.at('v', i, p, 0, 3), golden.dv, 1e-12);
+        }
+}
+
+TEST(SharedAttention, EqualsOneRankForWindowsAndDocumentsThatCrossSegments) {
+  for (const int64_t window : {0, 1, 5, 6, 7, 13, 40, 60})
+    for (const bool documents : {false, true}) {
+      const Masks masks{window, documents, window % 2 == 0 ? 0.3 : 0};
+      const Results one = attend(1, 1, Transfer::at_once, masks);
+      for (const auto& [tokens, by_heads] : {std::pair<int64_t, int64_t>{2, 1}, {3, 2}, {4, 1}, {4, 2}, {6, 1}})
+        for (const Transfer schedule : {Transfer::at_once, Transfer::ring}) {
+          SCOPED_TRACE(format("window {}, documents {}, {} x {} ranks, {}", window, documents, tokens, by_heads,
+                              schedule == Transfer::ring ? "ring" : "gather"));
+          expect_equal(attend(tokens, by_heads, schedule, masks), one, 2e-14);
+          expect_equal(attend(tokens, by_heads, schedule, masks, DType::f32), one, 2e-5);
+        }
+    }
+}
+
+// Elements of keys and values of all ranks: n = 2·sequences·S·key heads·size; each rank has n/c.
+TEST(SharedAttention, SendsWhatTheClosedFormsSay) {
+  for (const DType type : {DType::f64, DType::f32, DType::bf16})
+    for (const int64_t c : {2, 3, 4}) {
+      SCOPED_TRACE(format("{} ranks, {}", c, name_of(type)));
+      const int64_t n = 2 * kCopies * kTokens * kKeyHeads * kSize, e = size_of(type), a = size_of(accumulator_of(type));
+      const Results gather = attend(c, 1, Transfer::at_once, {}, type), ring = attend(c, 1, Transfer::ring, {}, type);
+      const std::map<CommOp, int64_t> by_gather = {{CommOp::all_gather, 2 * (c - 1) * n * e},
+                                                   {CommOp::reduce_scatter, (c - 1) * n * a}},
+                                      by_ring = {{CommOp::shift, 2 * (c - 1) * n * e + c * n * a}};
+      EXPECT_EQ(gather.wire, by_gather);
+      EXPECT_EQ(ring.wire, by_ring);
+      // Windows of at most a segment and one row: everyone needs one segment before each of its two.
+      const Results halo = attend(c, 1, Transfer::ring, {kTokens / (2 * c)}, type);
+      const int64_t moved = 2 * (c - 1) * n / (2 * c);
+      EXPECT_EQ(halo.wire, (std::map<CommOp, int64_t>{{CommOp::all_to_all, moved * (2 * e + a)}}));
+    }
+}
+
+}  // namespace
+}  // namespace trainer::pieces
