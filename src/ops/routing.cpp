@@ -83,8 +83,10 @@ void run(Exec& ex, const Route& op) {
   const auto kernel = routing_kernels_of(ex).route[type];
   for_row_blocks(ex, rows, rows_per_task(8 * experts), [&](int64_t first, int64_t n) {
     if (op.from == Route::From::balanced)
-      for (int64_t i = first * k; i < (first + n) * k; ++i)
-        choices[i] = static_cast<int32_t>((op.first_row * k + i) % experts);
+      for (int64_t i = first * k; i < (first + n) * k; ++i) {
+        const int64_t row = op.order ? op.order.as<int32_t>()[i / k] : op.first_row + i / k;
+        choices[i] = static_cast<int32_t>((row * k + i % k) % experts);
+      }
     kernel({.logits = element(op.logits, first * experts),
             .choices = choices + first * k,
             .weights = element(op.weights, first * k),

@@ -14,14 +14,14 @@ inline constexpr int64_t kMostExperts = 1024, kMostChoices = 32;
 ///   weights[r, j]  exp(logits[r, c_j] − lse[r]); if `normalize` the softmax over the k chosen logits
 ///   counts[s, e]   how often rows of sequence s chose expert e: row r is row first_row + r of the micro-batch, whose
 ///                  sequences have rows_per_count rows (0: all rows are one sequence); 0 for sequences of other ranks.
-///                  With `order` [n] i32, it counts as row order[r] instead
+///                  With `order` [n] i32, it is row order[r] instead
 /// logits [n, E], weights [n, k] and lse [n] accumulator type (f64, f32); choices [n, k] and counts [sequences, E] i32,
 /// all packed. counts may be empty.
 struct Route {
   enum class From : uint8_t {
     logits,
     given,     // choices are read: those of an earlier pass
-    balanced,  // choice j of row r is expert ((first_row + r)·k + j) mod E
+    balanced,  // choice j of row r is expert (row·k + j) mod E, row = first_row + r or order[r]
   };
   Tensor logits, choices, weights, lse, counts = {};
   From from = From::logits;

@@ -19,6 +19,7 @@ struct RouteRow {
   int32_t* choices;
   float *weights, *lse;
   int64_t rows, first_row;
+  const int32_t* order;
   int experts, per_row;
   Route::From from;
   bool normalize;
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteRow op) {
   if (op.from == Route::From::logits) {
     chosen = choose(logits, op.experts, op.per_row);
   } else if (used) {
-    chosen = op.from == Route::From::given ? *choice
-                                           : static_cast<int>(((op.first_row + r) * op.per_row + lane) % op.experts);
+    const int64_t row = op.order != nullptr ? op.order[r] : op.first_row + r;
+    chosen = op.from == Route::From::given ? *choice : static_cast<int>((row * op.per_row + lane) % op.experts);
   }
   if (used) *choice = chosen;
 
@@ -299,6 +300,7 @@ void run(Exec& ex, const Route& op) {
                                   .lse = op.lse.as<float>(),
                                   .rows = rows,
                                   .first_row = op.first_row,
+                                  .order = op.order ? op.order.as<int32_t>() : nullptr,
                                   .experts = static_cast<int>(experts),
                                   .per_row = static_cast<int>(k),
                                   .from = op.from,
