@@ -82,18 +82,18 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
 }
 
 namespace {
-constexpr const char
-    *kFsdp = "FSDP (ZeRO-3) is parallel.strategy = \"fsdp\"; parallel.shards = N shards over N ranks",
-    *kHsdp =
-        "HSDP is parallel.strategy = \"fsdp\" with parallel.shards = N and parallel.data = D, the "
-        "number of replicas",
-    *kInterleaved =
-        "set parallel.chunks, the number of chunks per stage: layers / (stages x layers per virtual "
-        "stage)",
-    *kContext =
-        "context parallelism (Ulysses) is parallel.strategy = \"fsdp\" with parallel.context = "
-        "N; ring attention is not supported",
-    *kCapacity = "there is no capacity: tokens are never dropped; parallel.expert_buffer bounds memory; delete it";
+constexpr const char *
+    kFsdp = "FSDP (ZeRO-3) is parallel.strategy = \"fsdp\"; parallel.shards = N shards over N ranks",
+   *kHsdp =
+       "HSDP is parallel.strategy = \"fsdp\" with parallel.shards = N and parallel.data = D, the "
+       "number of replicas",
+   *kInterleaved =
+       "set parallel.chunks, the number of chunks per stage: layers / (stages x layers per virtual "
+       "stage)",
+   *kContext =
+       "context parallelism is parallel.context = N, the ranks that share a sequence; parallel.context_kv = \"gather\" "
+       "or \"ring\"; fsdp: parallel.context_heads = U of them exchange heads (Ulysses)",
+   *kCapacity = "there is no capacity: tokens are never dropped; parallel.expert_buffer bounds memory; delete it";
 }  // namespace
 
 const std::map<std::string, std::string, std::less<>>& foreign_hints() {
@@ -124,6 +124,10 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints() {
       {"data_parallel_replicate_degree", kHsdp},
       {"num_layers_per_virtual_pipeline_stage", kInterleaved},
       {"cp", kContext},
+      {"cp_comm_type",
+       "set parallel.context_kv: all_gather is \"gather\", p2p is \"ring\"; a2a is parallel.context_heads = "
+       "parallel.context"},
+      {"ring_degree", kContext},
       {"context_parallel_degree", kContext},
       {"context_parallel_size", kContext},
       {"ring_attention", kContext},

@@ -8,7 +8,7 @@ namespace trainer::config {
 void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
   using enum StrategyName;
-  const std::vector<StrategyName> flat = {fsdp, optimus_2d, axonn_4d, autoddl};
+  const std::vector<StrategyName> flat = {megatron_1d, fsdp, optimus_2d, axonn_4d, autoddl};
   StringList names;
   for (const NamedStrategy* strategy : strategies()) names.emplace_back(strategy->name);
   names.emplace_back(name_of(automatic));
@@ -52,10 +52,28 @@ void declare_parallel(std::vector<Key>& keys) {
       "fsdp: ranks that shard the weights, gradients and optimizer state of a replica. They split its "
       "sequences, so shards / context must divide train.micro_batch. With data above 1: hybrid sharding (HSDP).");
   parallel.integer(
-      "context", &Parallel::context, 1, {.range = between(1, 65'536), .unit = "ranks", .strategies = {fsdp}},
-      "fsdp: context parallelism (Ulysses). Each sequence is shared by this number of the shards' ranks, by "
-      "rows outside attention and by heads in attention, so it must divide shards and model.n_head. For "
-      "long sequences, or fewer sequences than ranks.");
+      "context", &Parallel::context, 1,
+      {.range = between(1, 65'536), .unit = "ranks", .strategies = {megatron_1d, fsdp, optimus_2d, axonn_4d}},
+      "Context parallelism: ranks that share each sequence, for long sequences, or fewer sequences than ranks. "
+      "megatron-1d: a replica has tensor * context ranks; fsdp: context of the shards' ranks, axonn-4d: of the z "
+      "ranks, "
+      "so it must divide them; optimus-2d: 1, or all ranks of a column of the mesh. Each rank has two pieces of every "
+      "sequence, an early and a late one, so that all have equal work: 2 * context must divide model.seq_len. autoddl: "
+      "letter s instead.");
+  parallel.integer(
+      "context_heads", &Parallel::context_heads, 0,
+      {.range = between(0, 65'536), .unit = "ranks", .strategies = {fsdp}},
+      "fsdp: number of the context ranks that split heads in attention, by all-to-alls (Ulysses); the others split "
+      "tokens and exchange keys and values. Must divide context and model.n_head. context: heads only; 1: tokens only; "
+      "0: whichever sends the fewest bytes.");
+  parallel.choice(
+      "context_kv", &Parallel::context_kv, Panels::automatic, {"auto", "gather", "ring"},
+      "How keys and values reach the ranks that have other tokens of a sequence. gather: all-gather, some heads at a "
+      "time; ring: from rank to rank, each step overlapped with attention to what came before, which takes less "
+      "memory; "
+      "auto: gather if a rank has two key heads or more and it fits in memory, else ring; a resumed run keeps its "
+      "choice. Layers with a window receive what they see.",
+      {.strategies = {megatron_1d, fsdp, optimus_2d, axonn_4d, autoddl}});
   parallel.integer(
       "experts", &Parallel::experts, 1, {.range = between(1, 1024), .unit = "ranks", .strategies = {megatron_1d, fsdp}},
       "Expert parallelism: ranks that divide the experts of a layer and exchange the tokens' rows. Must divide "
@@ -136,7 +154,8 @@ void declare_parallel(std::vector<Key>& keys) {
       "layer", &Parallel::layer, spec, {.strategies = {autoddl}},
       "autoddl: tables [[parallel.layer]], in layer order, each for `layers` consecutive layers (default: all "
       "remaining layers). A sharding spec is a string with one letter per mesh axis: the dimension that the axis "
-      "splits. Specs of activations (stream; attention; hidden, between up and down): r rows, c columns, - none. "
+      "splits. Specs of activations (stream; attention; hidden, between up and down): r rows, c columns, - none; of "
+      "attention also s: rows, tokens of a sequence included. "
       "Specs of the linears qkv, out, up and down: r rows, c columns, k the contraction dimension, f rows, with "
       "the weights stored in flat shards, - none. experts: e divides the experts, - none; empty: none does. "
       "schedule: at_once: one GEMM; ring: one GEMM per block (SUMMA).");

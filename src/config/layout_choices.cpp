@@ -15,8 +15,9 @@ std::vector<Parallel> replica_layouts(const Config& trained, int world) {
   config.parallel.stage_layers.clear();
   Config trial = config;
   trial.parallel.strategy = StrategyName::megatron_1d;
-  trial.parallel.experts = 1;
-  const bool own_strategy = config.parallel.strategy == trial.parallel.strategy && config.parallel.experts == 1;
+  trial.parallel.experts = trial.parallel.context = 1;
+  const bool own_strategy = config.parallel.strategy == trial.parallel.strategy && config.parallel.experts == 1 &&
+                            config.parallel.context == 1;
   const int64_t own = ranks_of_replica(config), own_tensor = own_strategy ? config.parallel.tensor : 1;
   std::vector<Parallel> layouts;
   const auto add = [&](int64_t tensor) {
@@ -42,7 +43,7 @@ std::vector<Parallel> generation_layouts(const Config& config, int world) {
   one_by_one.parallel.sequence_parallel = false;  // generation computes one row at a time, which cannot be split
   std::vector<Parallel> layouts = replica_layouts(one_by_one, world);
   const auto others = std::ranges::stable_partition(layouts, [](const Parallel& layout) {
-    return layout.strategy == StrategyName::megatron_1d && layout.experts == 1;
+    return layout.strategy == StrategyName::megatron_1d && layout.experts * layout.context == 1;
   });
   std::vector<Parallel> chosen = {*std::ranges::max_element(layouts.begin(), others.begin(), {}, &Parallel::tensor)};
   chosen.insert(chosen.end(), others.begin(), others.end());
@@ -50,15 +51,25 @@ std::vector<Parallel> generation_layouts(const Config& config, int world) {
 }
 
 std::vector<Parallel> choices_by_memory(const Config& config) {
-  Parallel chosen = config.parallel;
-  if (find_key("parallel", "panels")->belongs(chosen.strategy) && chosen.panels == Panels::automatic) {
-    std::vector<Parallel> all(2, chosen);
-    all[0].panels = Panels::gather;
-    all[1].panels = Panels::ring;
-    if (config.model.n_expert > 0) all.pop_back();  // experts have any number of rows
-    return all;
+  const sharding::ModelSharding s = sharding_of(config);
+  const sharding::Layer& layer = s.layers.front();
+  const bool shares = s.wide(layer.context.axes) != 0;
+  std::vector<Parallel> all = {config.parallel};
+  for (const auto& [name, key] : kMemoryChoices) {
+    const bool of_context = key == &Parallel::context_kv;
+    if (!find_key("parallel", name)->belongs(config.parallel.strategy) || config.parallel.*key != Panels::automatic ||
+        (of_context && !shares))
+      continue;
+    std::vector<Panels> values = {Panels::gather, Panels::ring};
+    if (of_context && extents_of(config).n_kv_head <= s.ranks(layer.attention.cols))
+      values = {Panels::ring};  // with one key head, nothing would overlap with its gather
+    if (!of_context && config.model.n_expert > 0) values = {Panels::gather};  // experts have any number of rows
+    std::vector<Parallel> chosen;
+    for (const Parallel& parallel : all)
+      for (const Panels value : values) (chosen.emplace_back(parallel)).*key = value;
+    all = std::move(chosen);
   }
-  return {std::move(chosen)};
+  return all;
 }
 
 bool chooses_vocab_axes(const Config& config) {

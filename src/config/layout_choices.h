@@ -19,8 +19,14 @@ std::vector<Parallel> replica_layouts(const Config& trained, int world);
 /// ranks as possible, then the configuration's own layout, for models that do not fit otherwise.
 std::vector<Parallel> generation_layouts(const Config& config, int world);
 
+/// The keys whose "auto" the available memory decides.
+struct MemoryChoice {
+  const char* name;  // in [parallel]
+  Panels Parallel::*key;
+};
+inline constexpr MemoryChoice kMemoryChoices[] = {{"panels", &Parallel::panels}, {"context_kv", &Parallel::context_kv}};
 /// Returns the settings of [parallel] among which the available memory decides, in order of preference: the first that
-/// fits is to be used. Usually the configuration's own; with parallel.panels = "auto", "gather" and "ring".
+/// fits is to be used. Usually the configuration's own; with "auto" in kMemoryChoices, "gather" and "ring".
 std::vector<Parallel> choices_by_memory(const Config& config);
 
 /// True if parallel.vocab_axes = "auto" leaves a choice: AxoNN-4D with an axis y of several ranks.

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/join.h"
+#include "config/context.h"
 #include "config/keys.h"
 #include "config/sharding_spec.h"
 #include "config/stages.h"
@@ -28,6 +30,10 @@ std::vector<int64_t> extents(const Config& config) {
   const Value value = extents_key(config).get(config);
   if (const auto* one = std::get_if<int64_t>(&value)) return {std::max<int64_t>(1, *one)};
   return std::get<IntegerList>(value);
+}
+
+int64_t factor(const Config& config, const char* name) {  // one of NamedStrategy::factors
+  return std::get<int64_t>(find_key("parallel", name)->get(config));
 }
 
 /// Returns the errors that prevent the configured strategy's keys from describing a sharding.
@@ -105,10 +111,10 @@ std::string nearest_text(const Config& config) {
 }
 
 const char* key_of(sharding::Extent extent) {
-  constexpr const char* kKeys[] = {"model.n_layer",     "model.n_head",  "model.n_head",         "model.n_kv_head",
-                                   "model.n_kv_head",   "model.d_model", "model.d_ff",           "model.vocab_multiple",
-                                   "train.micro_batch", "model.seq_len", "model.tie_embeddings", "model.d_expert",
-                                   "model.d_shared",    "model.n_expert"};
+  constexpr const char* kKeys[] = {
+      "model.n_layer",        "model.n_head",   "model.n_head",         "model.n_kv_head",   "model.n_kv_head",
+      "model.d_model",        "model.d_ff",     "model.vocab_multiple", "train.micro_batch", "model.seq_len",
+      "model.tie_embeddings", "model.d_expert", "model.d_shared",       "model.n_expert",    "model.seq_len"};
   return kKeys[static_cast<size_t>(extent)];
 }
 
@@ -116,6 +122,7 @@ const char* key_of(sharding::Extent extent) {
 std::vector<const char*> keys_of(const Config& config, const sharding::Violation& violation) {
   using Rule = sharding::Violation::Rule;
   std::vector<const char*> keys = {replica_key(config), key_of(violation.extent)};
+  if (violation.rule == Rule::segments && !has_spec(config)) keys.front() = "parallel.context";
   if (violation.extent == sharding::Extent::token_rows) keys.push_back("train.micro_batch");
   if (!has_spec(config) || violation.rule == Rule::divides || violation.rule == Rule::shares_heads) return keys;
   keys.insert(keys.begin(), "parallel.layer");  // the letters conflict with each other, on any number of ranks
@@ -130,7 +137,7 @@ std::string remedy_of(const sharding::Violation& violation, const ModelSharding&
   const std::string own = violation.remedy(s);
   const bool independent = violation.extent == Extent::d_ff || violation.extent == Extent::d_expert ||
                            violation.extent == Extent::n_expert || violation.extent == Extent::micro_batch ||
-                           violation.extent == Extent::vocab_multiple;
+                           violation.extent == Extent::vocab_multiple || violation.extent == Extent::seq_len;
   if (own.empty() || (!nearest.empty() && !independent)) return nearest;
   return nearest.empty() ? "; " + own : nearest + ", or " + own;
 }
@@ -142,7 +149,8 @@ int64_t ranks_of_replica(const Config& config) { return config.parallel.stages *
 int64_t ranks_of_stage(const Config& config) {
   int64_t product = 1;
   for (const int64_t extent : extents(config)) product *= extent;
-  return product * (strategy_of(config).times_experts ? config.parallel.experts : 1);
+  for (const char* name : strategy_of(config).factors) product *= factor(config, name);
+  return product;
 }
 
 int64_t expert_ranks(const Config& config) {
@@ -157,8 +165,8 @@ const char* replica_key(const Config& config) { return strategy_of(config).exten
 std::string replica_text(const Config& config) {
   const Key& key = extents_key(config);
   std::string of_stage = key.name + " = " + to_toml(key.get(config));
-  if (strategy_of(config).times_experts && config.parallel.experts > 1)
-    of_stage = format("experts = {} x {}", config.parallel.experts, of_stage);
+  for (const char* name : strategy_of(config).factors | std::views::reverse)
+    if (const int64_t ranks = factor(config, name); ranks > 1) of_stage = format("{} = {} x {}", name, ranks, of_stage);
   return config.parallel.stages == 1 ? of_stage : format("stages = {} x {}", config.parallel.stages, of_stage);
 }
 
@@ -381,11 +389,12 @@ std::string layout_text(const Config& config) {
            text;
   for_own_keys(config, [&](const Key& key) {
     const Value value = key.get(config);
-    if (&key == &extents_key(config) || value == key.initial || key.type == Type::tables || key.type == Type::string)
+    if (&key == &extents_key(config) || value == key.initial || key.type == Type::tables || key.type == Type::string ||
+        key.name.starts_with("context_"))
       return;
     std::string shown = to_toml(value);
     std::erase(shown, '"');
-    text += format(", {} {}", key.name, shown);
+    text += format(", {} {}", key.name, shown) + (key.name == "context" ? context_text(config) : "");
   });
   text += format(", data {}", p.data) + (p.zero_stage == 1 ? ", zero 1" : "");
   if (config.offload.optimizer == OffloadOptimizer::none) return text;

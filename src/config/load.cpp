@@ -12,6 +12,7 @@
 #include "config/foreign_names.h"
 #include "config/keys.h"
 #include "config/mistakes.h"
+#include "config/switched_off.h"
 #include "config/resolve.h"
 #include "config/stored_settings.h"
 #include "config/strategies.h"
@@ -49,7 +50,6 @@ class Loader {
   void take_settings_of_weights();
   void replace_length();
   void warn_of_idle_keys() const;
-  void warn_of_switched_off_keys() const;
 
   LoadOptions options_;
   Mistakes mistakes_;
@@ -281,50 +281,6 @@ void Loader::warn_of_idle_keys() const {
                named.size() > 1 ? "the keys" : "the key");
 }
 
-/// Warns about keys that have no effect with the value of another key.
-void Loader::warn_of_switched_off_keys() const {
-  const Config& c = config_;
-  const bool validates = !c.data.val.empty() || !c.data.validation.empty() || c.data.val_fraction > 0;
-  const bool scaled = c.model.rope_type != RopeType::plain, llama3 = c.model.rope_type == RopeType::llama3,
-             yarn = c.model.rope_type == RopeType::yarn;
-  const bool decays = c.optim.weight_decay > 0 || (c.optim.name == OptimizerName::muon && c.muon.weight_decay > 0);
-  constexpr const char *kScaled = "only a model.rope_type other than \"default\" uses it",
-                       *kLlama3 = "only model.rope_type = \"llama3\" uses it",
-                       *kYarn = "only model.rope_type = \"yarn\" uses it";
-  const std::string learned = format("model.arch = \"{}\" has learned positions", family_of(c.model).name);
-  const struct {
-    bool off;
-    const char *section, *name, *why;
-  } all[] = {
-      {!has_rope_positions(c.model), "model", "rope_theta", learned.c_str()},
-      {!scaled, "model", "rope_factor", kScaled},
-      {!llama3 && !yarn, "model", "rope_original", "only model.rope_type = \"llama3\" and \"yarn\" use it"},
-      {!llama3, "model", "rope_low_freq", kLlama3},
-      {!llama3, "model", "rope_high_freq", kLlama3},
-      {!yarn, "model", "rope_beta_fast", kYarn},
-      {!yarn, "model", "rope_beta_slow", kYarn},
-      {!yarn, "model", "rope_attention", kYarn},
-      {!yarn, "model", "rope_truncate", kYarn},
-      {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" uses it"},
-      {!decays, "optim", "decay", "weight_decay is 0"},
-      {c.sgd.momentum == 0, "sgd", "nesterov", "sgd.momentum is 0"},
-      {c.model.tie_embeddings.value(), "optim", "head_lr", "the head is the embedding: model.tie_embeddings = true"},
-      {!validates && c.train.eval_interval != 0, "train", "eval_interval",
-       "there is no validation data (data.val, data.val_fraction)"},
-      {!validates, "train", "eval_batches", "there is no validation data (data.val, data.val_fraction)"},
-      {c.train.recompute == Recompute::full, "train", "recompute_layers",
-       "train.recompute = \"full\" recomputes all layers"},
-      {c.data.tokenizer.empty() && c.train.sample_interval != 0, "train", "sample_interval",
-       "generating text requires data.tokenizer"},
-  };
-  for (const auto& [off, section, name, why] : all) {
-    const Key& key = *find_key(section, name);
-    const auto given = c.origins.find(key.path());
-    if (!off || given == c.origins.end() || key.get(c) == key.initial) continue;
-    log::warning("{}: has no effect: {}", place(given->second, c.path, key.path()), why);
-  }
-}
-
 void Loader::take_settings_of_weights() {
   if (!options_.settings_of || config_.model.init_from.empty()) return;
   Config resolved = config_;  // only its paths are used
@@ -368,7 +324,7 @@ Config Loader::finish() {
   mistakes_.throw_if_any();
   if (options_.world) resolve_world(config_, world_size(config_, *options_.world));
   if (options_.warns) warn_of_idle_keys();
-  if (options_.files) warn_of_switched_off_keys();  // a checkpoint's own copy sets every key
+  if (options_.files) warn_of_switched_off_keys(config_);  // a checkpoint's own copy sets every key
   return std::move(config_);
 }
 

@@ -28,7 +28,9 @@ Letters letters_of(LinearSharding& l) {
   return {{'f', &l.flat}, {'r', &l.rows}, {'c', &l.cols}, {'k', &l.contraction}};
 }
 std::vector<std::pair<std::string LayerSpec::*, Letters>> words_of(Layer& layer) {
-  return {{&LayerSpec::stream, letters_of(layer.stream)},       {&LayerSpec::attention, letters_of(layer.attention)},
+  Letters attention = letters_of(layer.attention);
+  attention.insert(attention.begin(), {'s', &layer.context.axes});
+  return {{&LayerSpec::stream, letters_of(layer.stream)},       {&LayerSpec::attention, std::move(attention)},
           {&LayerSpec::hidden, letters_of(layer.mlp)},          {&LayerSpec::qkv, letters_of(layer.at(Site::qkv))},
           {&LayerSpec::out, letters_of(layer.at(Site::out))},   {&LayerSpec::up, letters_of(layer.at(Site::up))},
           {&LayerSpec::down, letters_of(layer.at(Site::down))}, {&LayerSpec::experts, {{'e', &layer.experts}}}};
@@ -69,6 +71,8 @@ ModelSharding parse_tables(const Config& config) {
       linear.rows |= linear.flat;
       if (spec.schedule == kRing) linear.schedule = Transfer::ring;
     }
+    layer.attention.rows |= layer.context.axes;
+    layer.context.schedule = p.context_kv == Panels::ring ? Transfer::ring : Transfer::at_once;
     layer.count = spec.layers > 0 ? spec.layers : std::max<int64_t>(left, 0);
     left -= layer.count;
     if (layer.count > 0) s.layers.push_back(layer);
@@ -95,6 +99,8 @@ void set_tables(Config& config, const ModelSharding& sharding) {
     LayerSpec spec;
     for (const auto& [word, letters] : words_of(layer)) spec.*word = word_of(s, letters);
     if (layer.experts == 0) spec.experts.clear();
+    if (layer.context.axes != 0)
+      p.context_kv = layer.context.schedule == Transfer::ring ? Panels::ring : Panels::gather;
     if (layer.at(Site::qkv).schedule == Transfer::ring) spec.schedule = kRing;
     if (s.layers.size() > 1) spec.layers = layer.count;
     p.layer.push_back(std::move(spec));

@@ -2,8 +2,9 @@
 // The sharding spec of strategy "autoddl": tables of letters that define, layer by layer, which dimension each axis of
 // ranks splits. There is one letter for each axis of a replica, outermost first. Tables are parsed into a ModelSharding
 // and printed from one.
-//   stream, attention, hidden    r rows        c columns       - copies
-//   qkv, out, up, down           r rows        c columns       k contraction     f rows, the matrix in flat shards
+//   stream, attention, hidden    r rows        c columns       - copies; attention also s: rows, and tokens of a
+//   sequence qkv, out, up, down           r rows        c columns       k contraction     f rows, the matrix in flat
+//   shards
 //                                - nothing
 //   experts                      e divides the experts of layers that have some; - copies. Empty: nothing divides them
 //   head                         as stream, for the final norm and the head
@@ -24,10 +25,10 @@ struct SpecMember {
   std::string LayerSpec::*member;
   const char* letters;
 };
-inline constexpr const char *kSpreadLetters = "rc-", *kLinearLetters = "rckf-", *kTableLetters = "vhf-",
-                            *kExpertLetters = "e-";
+inline constexpr const char *kSpreadLetters = "rc-", *kAttentionLetters = "rsc-", *kLinearLetters = "rckf-",
+                            *kTableLetters = "vhf-", *kExpertLetters = "e-";
 inline constexpr std::array<SpecMember, 9> kSpecMembers = {{{"stream", &LayerSpec::stream, kSpreadLetters},
-                                                            {"attention", &LayerSpec::attention, kSpreadLetters},
+                                                            {"attention", &LayerSpec::attention, kAttentionLetters},
                                                             {"hidden", &LayerSpec::hidden, kSpreadLetters},
                                                             {"qkv", &LayerSpec::qkv, kLinearLetters},
                                                             {"out", &LayerSpec::out, kLinearLetters},

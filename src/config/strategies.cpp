@@ -7,6 +7,7 @@
 #include "base/format.h"
 #include "base/join.h"
 #include "base/shape.h"
+#include "config/context.h"
 #include "config/sharding_spec.h"
 #include "config/strategy_rows.h"
 
@@ -21,16 +22,18 @@ using sharding::Site;
 using sharding::Transfer;
 
 // The named strategies as points in one space of shardings. r: rows, c: columns, k: contraction dimension, f: rows,
-// with the weights in flat shards, v: vocabulary, h: hidden, -: replicated.
+// with the weights in flat shards, s: rows, tokens of a sequence included (Layer::context), v: vocabulary, h: hidden,
+// -: replicated.
 //
 // clang-format off
 //   strategy        axes      stream  attention  hidden  qkv  out  up   down  head  table
 //   Megatron-1D     t         r       c          c       c    k    c    k     r     v      without sequence parallelism: stream, head -
-//                   e t       rr      rc         rc      rc   rk   rc   rk    rr    -v     with experts: e-
-//   FSDP            z         r       r          r       f    f    f    f     r     f      context: rows of attention c
+//                   e c t     rrr     rsc        rrc     rfc  rfk  rfc  rfk   rrr   -fv    with experts e--, with context
+//   FSDP            z         r       r          r       f    f    f    f     r     f
 //                   z e       rr      rr         rr      ff   ff   ff   ff    rr    ff     with experts: -e
-//   Optimus-2D      row col   rc      rc         rc      fc   fc   fc   fk    rc    fv     stationary = "paper": down fc
-//   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh    vocab_axes = "xy": table fvv
+//                   z c       rr      rs         rr      ff   ff   ff   ff    rr    ff     context: attention rc if heads are split
+//   Optimus-2D      row col   rc      rc         rc      fc   fc   fc   fk    rc    fv     stationary = "paper": down fc; context: attention sc
+//   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh    vocab_axes = "xy": table fvv; context: z is two axes, attention rsc-
 // clang-format on
 
 ModelSharding over(const Config& config, std::vector<Axis> axes) {
@@ -101,19 +104,27 @@ namespace {
 //
 // With parallel.experts = e, a replica has e groups of T ranks with different sequences and different experts. All
 // other weights are copies in these groups, with gradients all-reduced over them.
+//
+// With parallel.context = c, c groups of T ranks share sequences: each has some rows of every one, and attention
+// exchanges keys and values (attention_core.h). Weights are in flat shards over the groups, as in FSDP.
 ModelSharding megatron(const Config& config) {
-  ModelSharding s = over(config, {{"experts", config.parallel.experts}, {"tensor", config.parallel.tensor}});
-  if (config.parallel.experts == 1) s = over(config, {{"tensor", config.parallel.tensor}});
-  const AxisSet t = s.find("tensor"), e = s.find("experts");
-  const LinearSharding columns{.rows = e, .cols = t}, rows{.rows = e, .contraction = t};
+  const Parallel& p = config.parallel;
+  std::vector<Axis> axes;
+  if (p.experts > 1) axes.push_back({"experts", p.experts});
+  if (p.context > 1) axes.push_back({"context", p.context});
+  axes.push_back({"tensor", p.tensor});
+  ModelSharding s = over(config, std::move(axes));
+  const AxisSet t = s.find("tensor"), e = s.find("experts"), c = s.find("context"), r = e | c;
+  const LinearSharding columns{.rows = r, .cols = t, .flat = c}, rows{.rows = r, .contraction = t, .flat = c};
   cut_all(s, config,
-          {.stream = {.rows = config.parallel.sequence_parallel ? e | t : e},
-           .attention = {.rows = e, .cols = t},
-           .mlp = {.rows = e, .cols = t},
+          {.stream = {.rows = p.sequence_parallel ? r | t : r},
+           .attention = {.rows = r, .cols = t},
+           .mlp = {.rows = r, .cols = t},
            .linears = {{Site::qkv, columns}, {Site::out, rows}, {Site::up, columns}, {Site::down, rows}},
-           .experts = e});
-  s.table = {.vocab = t};
-  return s;
+           .experts = e,
+           .context = {c, schedule_of(p.context_kv)}});
+  s.table = {.vocab = t, .flat = c};
+  return keeping(s, config);
 }
 
 /// Returns the numbers of ranks that can divide the experts, if `ranks` ranks have different rows.
@@ -149,16 +160,17 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
 // reduce-scattered. Replicas of this layout are hybrid sharding (HSDP). With tensor parallelism it is AxoNN-4D's grid
 // [t, 1, z].
 //
-// With parallel.context = c, groups of c of the z ranks share sequences, as in DeepSpeed-Ulysses (Jacobs et al. 2023):
-// outside attention each of them has a part of the rows of a sequence, in attention a part of the heads. All-to-alls
-// redistribute q, k, v and the output of attention in between.
+// With parallel.context = c, groups of c of the z ranks share sequences: each of them has some rows of every one. In
+// attention, u of them (parallel.context_heads) have the same rows and a part of the heads each, as in
+// DeepSpeed-Ulysses (Jacobs et al. 2023): all-to-alls redistribute q, k, v and the output of attention. The other c/u
+// keep different rows and exchange keys and values (attention_core.h).
 //
 // With parallel.experts = e, groups of e of the z ranks have different experts: each of them 1/e of every matrix of
 // experts, in flat shards over the other z/e ranks only, and they exchange rows instead (parallel/exchange.h).
 //
 //   N rows of a replica, hidden H, feed-forward F    on a rank
 //   activations                                      [N/z, H], [N/z, F]
-//   q, k, v and attention                            [N/z, 3H]          context: [N·c/z, 3H/c]
+//   q, k, v and attention                            [N/z, 3H]          context: [N·u/z, 3H/u]
 //   W of any linear [in, out], table [V, H]          1/z of it          gathered over z, forward and backward
 //   biases, norms, positions                         copies             gradients all-reduced over z once per step
 //
@@ -169,22 +181,29 @@ ModelSharding fsdp(const Config& config) {
   const int64_t shards = std::max<int64_t>(1, config.parallel.shards), context = config.parallel.context,
                 experts = config.parallel.experts;
   ModelSharding s = over(config, {{"shards", shards}});
+  AxisSet by_heads = 0;
   if (context * experts > 1) {
     std::vector<Axis> axes = {{"batch", shards / (context * experts)}};
     if (experts > 1) axes.push_back({"experts", experts});
-    if (context > 1) axes.push_back({"context", context});
+    const int64_t heads = context_heads(config);
+    const bool both = heads > 1 && heads < context;
+    if (both) axes.insert(axes.end(), {{"tokens", context / heads}, {"heads", heads}});
+    if (!both && context > 1) axes.push_back({"context", context});
     s = over(config, std::move(axes));
     s.groups.push_back({"shards", s.all() & ~s.data()});
+    if (both) s.groups.push_back({"context", s.find("tokens") | s.find("heads")});
+    by_heads = both ? s.find("heads") : heads > 1 ? s.find("context") : AxisSet{0};
   }
   const AxisSet z = s.find("shards"), c = s.find("context");
   const LinearSharding gathered{.rows = z, .flat = z};
   const sharding::Spread rows{.rows = z};
   cut_all(s, config,
           {.stream = rows,
-           .attention = {.rows = z & ~c, .cols = c},
+           .attention = {.rows = z & ~by_heads, .cols = by_heads},
            .mlp = rows,
            .linears = {{Site::qkv, gathered}, {Site::out, gathered}, {Site::up, gathered}, {Site::down, gathered}},
-           .experts = s.find("experts")});
+           .experts = s.find("experts"),
+           .context = {c & ~by_heads, schedule_of(config.parallel.context_kv)}});
   s.table = {.flat = z};
   return keeping(s, config);
 }
@@ -202,10 +221,14 @@ void each_fsdp(const Config& config, int64_t ranks, const Visit& visit) {
 void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
   check_ranks_of_experts(config, broken);
   const int64_t shards = config.parallel.shards, context = config.parallel.context;  // 0: not known yet
-  if (const int64_t heads = config.model.n_head; heads % context != 0)
-    broken.push_back({{"parallel.context", "model.n_head"},
-                      format("context = {} does not divide n_head = {}; use one of {}", context, heads,
-                             fmt::join(divisors(heads), ", "))});
+  const int64_t heads = config.parallel.context_heads, all = config.model.n_head;
+  if (heads > 0 && context % heads != 0)
+    broken.push_back({{"parallel.context_heads", "parallel.context"},
+                      format("{} does not divide context = {}; use {}", heads, context, one_of(divisors(context)))});
+  else if (heads > 0 && all % heads != 0)
+    broken.push_back({{"parallel.context_heads", "model.n_head"},
+                      format("{} does not divide n_head = {}; use {} (or 0)", heads, all,
+                             one_of(divisors(std::gcd(context, all))))});
   const int64_t experts = config.parallel.experts;
   if (shards % context == 0) {
     if (shards % (context * experts) == 0) return;
@@ -235,9 +258,10 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   check_spec(config, broken);
 }
 
+constexpr const char* kMegatronFactors[] = {"experts", "context"};
 constexpr NamedStrategy kMegatron = {
-    StrategyName::megatron_1d, "megatron-1d", "parallel.tensor", megatron, each_megatron, nullptr,
-    check_ranks_of_experts,    true};
+    StrategyName::megatron_1d, "megatron-1d",          "parallel.tensor", megatron, each_megatron,
+    caching_variants,          check_ranks_of_experts, kMegatronFactors};
 constexpr NamedStrategy kFsdp = {StrategyName::fsdp, "fsdp",           "parallel.shards", fsdp,
                                  each_fsdp,          caching_variants, check_fsdp};
 constexpr NamedStrategy kAutoddl = {StrategyName::autoddl, "autoddl",   "parallel.axes", tables, each_table,
@@ -280,6 +304,11 @@ std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_
       if (inner == devices_per_node || ranks <= devices_per_node || list.size() == 1) all.push_back(std::move(list));
     }
   return all;
+}
+
+std::string one_of(const std::vector<int64_t>& values) {
+  if (values.size() < 2) return format("{}", fmt::join(values, ""));
+  return format("{} or {}", fmt::join(values.begin(), values.end() - 1, ", "), values.back());
 }
 
 std::span<const NamedStrategy* const> strategies() { return kStrategies; }

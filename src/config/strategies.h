@@ -31,7 +31,8 @@ struct NamedStrategy {
                    const std::function<void(const Parallel&)>& visit) = nullptr;
   /// Adds the errors that prevent the strategy's keys from describing a sharding; null if every setting describes one.
   void (*check_keys)(const Config&, std::vector<BrokenRule>& broken) = nullptr;
-  bool times_experts = false;  // parallel.experts multiplies the ranks that the key of extents describes
+  /// Names of keys of [parallel], outermost first, whose values multiply the ranks that the key of extents describes.
+  std::span<const char* const> factors = {};
 };
 /// Returns all strategies, in the order of StrategyName.
 std::span<const NamedStrategy* const> strategies();

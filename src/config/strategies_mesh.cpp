@@ -37,6 +37,8 @@ using sharding::Transfer;
 // depth, row, col), innermost last, or in tiles of neighbours (parallel.node_tile). The group "data" combines the axes
 // replica and depth: gradients are reduced over it, and ZeRO-1 shards the optimizer state over it.
 //
+// With parallel.context = q, the ranks of axis "row" share all sequences: each has some rows of every one.
+//
 // Results equal those of one rank. The original code differs in three points: it divides each gradient by the tokens of
 // one row of ranks, it uses one dropout mask on all ranks, and it clips by the norm of one column's vectors.
 ModelSharding optimus(const Config& config) {
@@ -61,7 +63,7 @@ ModelSharding optimus(const Config& config) {
   const AxisSet row = lines[0], col = lines[1];
   for (const size_t i : {size_t{0}, size_t{1}})
     if (s.find(names[i]) == 0) s.groups.push_back({names[i], lines[i]});
-  const Transfer schedule = p.panels == Panels::ring ? Transfer::ring : Transfer::at_once;
+  const Transfer schedule = schedule_of(p.panels);
   const LinearSharding all{.rows = row, .cols = col, .flat = row, .schedule = schedule},
       input_stays{.rows = row, .contraction = col, .flat = row, .schedule = schedule};
   const sharding::Spread square{.rows = row, .cols = col};
@@ -72,7 +74,8 @@ ModelSharding optimus(const Config& config) {
            .linears = {{Site::qkv, all},
                        {Site::out, all},
                        {Site::up, all},
-                       {Site::down, p.stationary == Stationary::automatic ? input_stays : all}}});
+                       {Site::down, p.stationary == Stationary::automatic ? input_stays : all}},
+           .context = {p.context > 1 ? row : AxisSet{0}, schedule_of(p.context_kv)}});
   s.table = {.vocab = col, .flat = row};
   return keeping(s, config);
 }
@@ -129,6 +132,10 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
                 "\"auto\"",
                 config.model.n_expert)});
   if (!broken.empty()) return;
+  if (p.context != 1 && p.context != p.mesh[0])
+    broken.push_back({{"parallel.context", "parallel.mesh"},
+                      format("optimus-2d shares sequences among all ranks of axis row: use {}",
+                             one_of(p.mesh[0] > 1 ? std::vector<int64_t>{1, p.mesh[0]} : std::vector<int64_t>{1}))});
   if (p.mesh[0] % p.node_tile[0] == 0 && p.mesh[1] % p.node_tile[1] == 0) return;
   broken.push_back({{"parallel.node_tile", "parallel.mesh"},
                     format("node_tile = [{}, {}] does not divide a mesh of {} x {} ranks; use node_tile = [{}, {}]",
@@ -155,14 +162,24 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
 // each micro-batch; those of biases, norms and positions are all-reduced once per step. Special cases: [t, 1, 1] is
 // Megatron-1D without sequence parallelism, [1, 1, z] is FSDP.
 //
+// With parallel.context = c, groups of c of the z ranks share sequences, and attention exchanges keys and values.
+//
 // Results equal those of one rank. The public code differs in three points: it does not reduce the gradients of biases
 // over z, it normalises over a rank's part of a row, and it clips by norms that differ between ranks.
 ModelSharding axonn(const Config& config) {
   const Parallel& p = config.parallel;
   ModelSharding s = over(config, {});
   const char* const order = kAxisOrderNames[static_cast<size_t>(p.order)];
-  for (size_t i = 3; i-- > 0;)  // the order lists the innermost axis first; axes are outermost first
-    s.axes.push_back({std::string(1, order[i]), p.grid.at(static_cast<size_t>(order[i] - 'x'))});
+  for (size_t i = 3; i-- > 0;) {  // the order lists the innermost axis first; axes are outermost first
+    const int64_t extent = p.grid.at(static_cast<size_t>(order[i] - 'x'));
+    if (order[i] != 'z' || p.context == 1) {
+      s.axes.push_back({std::string(1, order[i]), extent});
+      continue;
+    }
+    s.groups.push_back({"z", AxisSet{3} << s.axes.size()});
+    s.axes.push_back({"batch", extent / p.context});
+    s.axes.push_back({"context", p.context});
+  }
   const AxisSet x = s.find("x"), y = s.find("y"), z = s.find("z");
   const LinearSharding read{.rows = z, .cols = x, .contraction = y, .flat = z},
       write{.rows = z, .cols = y, .contraction = x, .flat = z};
@@ -170,7 +187,8 @@ ModelSharding axonn(const Config& config) {
           {.stream = {.rows = z, .cols = y},
            .attention = {.rows = z, .cols = x},
            .mlp = {.rows = z, .cols = x},
-           .linears = {{Site::qkv, read}, {Site::out, write}, {Site::up, read}, {Site::down, write}}});
+           .linears = {{Site::qkv, read}, {Site::out, write}, {Site::up, read}, {Site::down, write}},
+           .context = {s.find("context"), schedule_of(p.context_kv)}});
   const bool both = p.vocab_axes == VocabAxes::xy;  // automatic: not chosen yet (choose_vocab_axes), so as x
   if (both && s.ranks(x) > 1 && s.ranks(y) > 1) s.groups.push_back({"xy", x | y});
   s.table = {.vocab = both ? x | y : x, .width = both ? AxisSet{0} : y, .flat = z};
@@ -198,6 +216,11 @@ void axonn_variants(const Config& config, int64_t devices_per_node, const Visit&
 
 void check_axonn(const Config& config, std::vector<BrokenRule>& broken) {
   check_size("parallel.grid", config.parallel.grid, 3, 3, "three sizes [x, y, z]", broken);
+  if (!broken.empty()) return;
+  const int64_t z = config.parallel.grid[2], context = config.parallel.context;
+  if (z % context != 0)
+    broken.push_back({{"parallel.context", "parallel.grid"},
+                      format("{} does not divide z = {} of parallel.grid; use {}", context, z, one_of(divisors(z)))});
 }
 
 }  // namespace

@@ -12,6 +12,12 @@ using Visit = std::function<void(const Parallel&)>;
 sharding::ModelSharding over(const Config& config, std::vector<sharding::Axis> axes);
 /// Shards all layers of the model like `layer`.
 void cut_all(sharding::ModelSharding& s, const Config& config, sharding::Layer layer);
+/// Returns "1, 2 or 4".
+std::string one_of(const std::vector<int64_t>& values);
+/// Returns the schedule that a setting of a key selects; automatic: not chosen yet (choices_by_memory), so as gather.
+inline sharding::Transfer schedule_of(Panels panels) {
+  return panels == Panels::ring ? sharding::Transfer::ring : sharding::Transfer::at_once;
+}
 /// Keeps the gathered weights of the first parallel.cache_layers, and the gathered tables if that is above 0.
 sharding::ModelSharding keeping(sharding::ModelSharding s, const Config& config);
 /// Requires a list whose number of extents is in [least, most].

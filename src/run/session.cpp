@@ -133,24 +133,29 @@ void plan_only(comm::World& world, config::Config config, setup::Machine machine
   });
 }
 
-/// Sets what "auto" chose in the run that will be resumed, since results round differently with other choices; returns
-/// its parallel.panels, or "auto" if they were not chosen.
-config::Panels keep_choices(comm::World& world, const config::Parallel& before, config::Config& config) {
+/// Sets what "auto" chose in the run that will be resumed, since results round differently with other choices. Returns
+/// the keys whose choice "gather" must still fit in memory.
+std::vector<config::MemoryChoice> keep_choices(comm::World& world, const config::Parallel& before,
+                                               config::Config& config) {
   using config::Panels, config::VocabAxes;
-  const Panels panels = config::choices_by_memory(config).size() > 1 ? before.panels : Panels::automatic;
-  if (panels == Panels::ring) config.parallel.panels = panels;  // the smaller choice at that time
+  std::vector<config::MemoryChoice> gathers;
+  for (const config::MemoryChoice& choice : config::kMemoryChoices) {
+    if (config.parallel.*choice.key != Panels::automatic) continue;
+    if (before.*choice.key == Panels::gather) gathers.push_back(choice);
+    if (before.*choice.key == Panels::ring) config.parallel.*choice.key = Panels::ring;  // the smaller at that time
+  }
   if (!config::chooses_vocab_axes(config) || before.vocab_axes == VocabAxes::automatic ||
       before.strategy != config.parallel.strategy)
-    return panels;
+    return gathers;
   config.parallel.vocab_axes = before.vocab_axes;
-  if (config::layout_fits(config)) return panels;
+  if (config::layout_fits(config)) return gathers;
   config.parallel.vocab_axes = VocabAxes::x;
   if (world.first())
     log::warning(
         "parallel.vocab_axes = \"x\": \"{}\", with which the run was trained until now, does not fit this grid; "
         "results will round differently",
         config::kVocabAxesNames[static_cast<size_t>(before.vocab_axes)]);
-  return panels;
+  return gathers;
 }
 
 }  // namespace
@@ -168,9 +173,8 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
     config = plan::choose_strategy(world, config, trained, data::planned_vocab(config), machine);
   setup::require_lanes_for_stages(config, machine);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
-  const config::Panels panels = trained && !config::is_automatic(requested)
-                                    ? keep_choices(world, trained->parallel, config)
-                                    : config::Panels::automatic;
+  std::vector<config::MemoryChoice> gathers;
+  if (trained && !config::is_automatic(requested)) gathers = keep_choices(world, trained->parallel, config);
   if (options.dry_run) {
     plan_only(world, config, machine, plan_text);
     return 0;
@@ -208,10 +212,12 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   if (datasets.vocab != vocab) config.parallel = given_parallel;
   if (datasets.vocab != vocab && !(plan = plan_together(world, config, datasets.vocab, machine)))
     return kStoppedBySignal;
-  if (panels == config::Panels::gather && config.parallel.panels != panels && world.first())
-    log::warning(
-        "parallel.panels = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory; "
-        "results will round differently");
+  for (const config::MemoryChoice& choice : gathers)
+    if (config.parallel.*choice.key == config::Panels::ring && world.first())
+      log::warning(
+          "parallel.{} = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory; "
+          "results will round differently",
+          choice.name);
   return TrainingLoop(world, config, options,
                       {machine, between_gpus, tuning_hash, std::move(datasets), std::move(*plan)})
       .run();

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "checkpoint/folder.h"
+#include "config/context.h"
 #include "config/resolve.h"
 #include "run/divergence.h"
 #include "run/evaluate.h"
@@ -173,6 +174,7 @@ void TrainingLoop::begin() {
   start.config_toml = header_.config_toml;
   std::vector<std::string> notes = start_notes(open_.between_gpus, trainer_);
   if (world_.first()) notes.push_back(setup::offload_note(trainer_, config_, open_.datasets.vocab, open_.machine));
+  notes.push_back(config::context_line(config_));
   notes.push_back(mixture_table_);
   if (state_.step == 0 && world_.local_size() < world_.size())
     notes.emplace_back(

@@ -26,7 +26,8 @@ constexpr Words kWords[] = {{"n_layer", ""},
                             {"tie_embeddings", ""},
                             {"d_expert", ""},
                             {"d_shared", ""},
-                            {"n_expert", " experts"}};
+                            {"n_expert", " experts"},
+                            {"seq_len", ""}};
 
 constexpr const char* kSiteNames[] = {"qkv", "out", "up", "down"};
 
@@ -56,7 +57,13 @@ constexpr const char* kTexts[] = {
     "at_once (panels = \"gather\")",
     "{where}experts are divided along {axes}, so ranks along {axes} must have different token rows: {others} must "
     "split rows of stream, hidden, up and down",
-    "{where}{axes} divides experts, but the model has none"};
+    "{where}{axes} divides experts, but the model has none",
+    "{where}{ranks} ranks along {axes} split the tokens of a sequence into {segments} equal segments, which do not "
+    "divide "
+    "seq_len = {value}",
+    "{where}{axes} splits the tokens of sequences, so it must split rows of attention",
+    "{where}attention must split rows along the same axes in all layers if sequences are shared, since a batch has one "
+    "order of rows, but layers differ along {axes}"};
 
 /// Checks the rules in order and calls found(violation) for each violated rule until found() returns true.
 template <typename Found>
@@ -77,6 +84,7 @@ class Check {
       require(e_.n_expert > 0 || s_.wide(layer.experts) == 0,
               {.rule = Rule::no_experts, .extent = Extent::n_expert, .axes = layer.experts});
     }
+    one_order();
     layer_ = -1;
     require(layers == e_.n_layer, {.rule = Rule::layers, .extent = Extent::n_layer, .value = layers});
     stream(s_.head, "split rows at the head", "split columns at the head");
@@ -119,7 +127,9 @@ class Check {
     const int64_t kv = e_.n_kv_head, sharers = s_.ranks(attention.cols);
     require(kv % sharers == 0 || shares_evenly(attention.cols),
             {.rule = Rule::shares_heads, .extent = Extent::n_kv_head, .value = kv, .axes = attention.cols});
-    divides(Extent::micro_batch, e_.micro_batch, attention.rows | s_.depth_axes(), "hold whole sequences");
+    divides(Extent::micro_batch, e_.micro_batch, (attention.rows & ~layer.context.axes) | s_.depth_axes(),
+            "hold whole sequences");
+    context(layer);
     stream(layer.stream, "split rows of the residual stream", "split columns of the residual stream");
     token_rows(mlp.rows, "split rows between up and down");
     width(true, mlp.cols, "split columns between up and down");
@@ -145,6 +155,25 @@ class Check {
                             (linear.cols & linear.contraction) | (linear.flat & ~linear.rows);
       require(twice == 0, {.rule = Rule::disjoint, .axes = twice, .site = name});
       if (linear.schedule == Transfer::ring) ring(layer, linear, site, name);
+    }
+  }
+
+  /// The rules for ranks that have different rows of the same sequences: two segments of a sequence each.
+  void context(const Layer& layer) {
+    const AxisSet axes = layer.context.axes, copies = s_.wide(axes & ~layer.attention.rows);
+    require(s_.wide(axes) == 0 || e_.seq_len % (2 * s_.ranks(axes)) == 0,
+            {.rule = Rule::segments, .extent = Extent::seq_len, .value = e_.seq_len, .axes = axes});
+    require(copies == 0, {.rule = Rule::rows_of_context, .extent = Extent::seq_len, .axes = copies});
+  }
+
+  void one_order() {
+    const auto shared = std::ranges::find_if(s_.layers, [&](const Layer& l) { return s_.wide(l.context.axes) != 0; });
+    layer_ = 0;
+    for (size_t l = 0; shared != s_.layers.end() && l < s_.layers.size(); layer_ += s_.layers[l++].count) {
+      const Layer& other = s_.layers[l];
+      const AxisSet differ =
+          s_.wide((other.attention.rows ^ shared->attention.rows) | (other.context.axes ^ shared->context.axes));
+      require(differ == 0, {.rule = Rule::one_order, .extent = Extent::seq_len, .axes = differ});
     }
   }
 
@@ -229,16 +258,17 @@ std::string Violation::text(const ModelSharding& s) const {
   return fmt::format(fmt::runtime(kTexts[static_cast<size_t>(rule)]),
                      fmt::arg("where", layer < 0 || s.layers.size() < 2 ? "" : format("blocks.{}: ", layer)),
                      fmt::arg("name", name), fmt::arg("value", value), fmt::arg("unit", unit),
-                     fmt::arg("ranks", s.ranks(axes)), fmt::arg("axes", s.name_of(axes)),
-                     fmt::arg("other_ranks", s.ranks(others)), fmt::arg("others", s.name_of(others)),
-                     fmt::arg("what", what), fmt::arg("site", site));
+                     fmt::arg("ranks", s.ranks(axes)), fmt::arg("segments", 2 * s.ranks(axes)),
+                     fmt::arg("axes", s.name_of(axes)), fmt::arg("other_ranks", s.ranks(others)),
+                     fmt::arg("others", s.name_of(others)), fmt::arg("what", what), fmt::arg("site", site));
 }
 
 std::string Violation::remedy(const ModelSharding& s) const {
-  if (rule != Rule::divides || extent == Extent::query_width || extent == Extent::key_width ||
+  const bool segments = rule == Rule::segments;
+  if ((rule != Rule::divides && !segments) || extent == Extent::query_width || extent == Extent::key_width ||
       extent == Extent::token_rows)
     return {};
-  const int64_t n = s.ranks(axes), below = std::max(n, value / n * n), above = (value / n + 1) * n;
+  const int64_t n = s.ranks(axes) * (segments ? 2 : 1), below = std::max(n, value / n * n), above = (value / n + 1) * n;
   const char* const name = kWords[static_cast<size_t>(extent)].name;
   return below < value ? format("{} = {} or {} fits", name, below, above) : format("{} = {} fits", name, below);
 }

@@ -31,7 +31,8 @@ enum class Extent : uint8_t {
   tied,
   d_expert,
   d_shared,
-  n_expert
+  n_expert,
+  seq_len
 };
 
 /// A violated rule, as plain data, so that a search over many shardings formats no text.
@@ -49,7 +50,10 @@ struct Violation {
     one_split,
     no_ring,
     rows_of_experts,
-    no_experts
+    no_experts,
+    segments,
+    rows_of_context,
+    one_order
   };
   Rule rule = Rule::divides;
   Extent extent = Extent::d_model;

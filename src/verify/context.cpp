@@ -66,10 +66,13 @@ Context::Context(comm::World& on_world, const config::Config& run, const Options
   setup::require_lanes_for_stages(run, machine);
   vocab = data::planned_vocab(run);
   setup::use_gemm_tuning(config, world, *dry);
-  if (config::choices_by_memory(config).size() > 1)
+  const std::vector<config::Parallel> choices = config::choices_by_memory(config);
+  if (choices.size() > 1) {
     run::plan_training(world, config, vocab, machine);  // the schedule that a run takes
-  else
+  } else {
+    config.parallel = choices.front();
     config::choose_vocab_axes(config, vocab, machine.compute);
+  }
   config::choose_stage_layers(config, vocab);
   small = options.full ? keep_sizes(config, world.size(), vocab) : shrink(config, world.size());
   if (options.full) require_room(world, small, machine);

@@ -37,19 +37,30 @@ inline LayoutCase mixed_specs(config::Arch arch) {
                 {{"rr", "cc", "cc", "cc", "kk", "cc", "kk"}, {"rc", "rc", "rc", "fc", "fc", "fc", "fk"}}, "rc", "fv");
 }
 
-/// FSDP over `shards` ranks, `context` of which share each sequence, in `data` replicas.
+/// FSDP over `shards` ranks, `context` of which share each sequence and split its heads, in `data` replicas.
 inline LayoutCase sharded(int64_t shards, int64_t data, config::Arch arch, int64_t context = 1) {
   config::Config c = configure(AxonnGrid{1, 1, shards, data, arch});
   c.parallel.strategy = config::StrategyName::fsdp;
   c.parallel.grid = {1, 1, 1};
   c.parallel.shards = shards;
-  c.parallel.context = context;
+  c.parallel.context = c.parallel.context_heads = context;
   c.model.seq_len = 12;  // rows divide over eight ranks, a sequence over four
   c.train.micro_batch /= context;
   c.train.global_batch = 4 * c.train.micro_batch * data;
   return {format("Shards{}{}Data{}{}", shards, context > 1 ? format("Context{}", context) : "", data,
                  arch == config::Arch::gpt2 ? "Gpt2" : "Llama"),
           c};
+}
+
+/// Lets `context` ranks share each sequence, of 24 tokens. With FSDP, `heads` of them split its heads.
+inline LayoutCase shared(LayoutCase one, int64_t context, config::Panels kv, int64_t heads = 0) {
+  one.name += format("Shared{}{}{}", context, heads > 1 ? format("Heads{}", heads) : "",
+                     kv == config::Panels::ring ? "Ring" : "Gather");
+  one.config.model.seq_len = 24;
+  one.config.parallel.context = context;
+  one.config.parallel.context_heads = heads;
+  one.config.parallel.context_kv = kv;
+  return one;
 }
 
 /// Returns the layout for a model with experts. `shared`: also with a shared expert, in every second layer, with
@@ -65,8 +76,10 @@ inline LayoutCase with_experts(LayoutCase one, bool shared) {
   return one;
 }
 
-/// Divides the experts over two ranks. Loads are balanced, so that the bytes do not depend on the data.
+/// Divides the experts over two ranks. Loads are balanced, so that the bytes do not depend on the data. Segments of
+/// shared sequences have 8 tokens, whose choices are the same number of each expert.
 inline LayoutCase divided(LayoutCase one) {
+  if (one.name.find("Shared2") != std::string::npos) one.config.model.seq_len = 32;
   one.name += "Divided";
   one.config.parallel.experts = 2;
   one.config.debug.balanced_routing = true;
@@ -187,12 +200,38 @@ inline std::vector<LayoutCase> all_cases() {
     c.data.separate_documents = true;
   });
   const config::Arch llama = config::Arch::llama;
-  const auto add_experts = [&](bool shared, std::vector<LayoutCase> layouts) {
-    for (LayoutCase& one : layouts) all.push_back(with_experts(std::move(one), shared));
-  };
   const auto named = [](const auto& layout) { return LayoutCase{to_string(layout), configure(layout)}; };
   const auto square = [](int64_t depth) {
     return Square{2, depth, 1, config::Arch::llama, Stationary::automatic, {1, 1}, Panels::gather};
+  };
+  // Ranks that share sequences. Segments of 6, 4 or 3 tokens; a window of 5 spans two or three of them.
+  const auto masked = [](LayoutCase one) {
+    one.name += "Masks";
+    one.config.model.window = 5;
+    one.config.model.window_full_every = 2;
+    one.config.model.nope_every = 2;
+    one.config.data.separate_documents = true;
+    return one;
+  };
+  for (const Panels kv : {Panels::gather, Panels::ring}) {
+    const auto axonn = [&](AxonnGrid grid, int64_t context) { return shared(named(grid), context, kv); };
+    for (const LayoutCase& one :
+         {shared(sharded(2, 1, config::Arch::gpt2), 2, kv, 1), shared(sharded(4, 1, llama), 4, kv, 1),
+          shared(sharded(4, 2, config::Arch::gpt2), 4, kv, 2), shared(sharded(6, 1, llama), 3, kv, 1),
+          shared(named(MegatronLayout{2, 1, false}), 2, kv), shared(named(MegatronLayout{2, 1, true, llama}), 2, kv),
+          shared(named(MegatronLayout{2, 2, true, llama, 1, 1}), 4, kv), axonn({2, 1, 2, 1}, 2),
+          axonn({1, 2, 4, 1, llama}, 2), axonn({1, 2, 2, 2, llama, AxisOrder::zyxd}, 2),
+          shared(named(square(1)), 2, kv)}) {
+      all.push_back(one);
+      if (one.name.starts_with("Shards4") || one.name.starts_with("Tensor2Data1Sp")) all.push_back(masked(one));
+    }
+    LayoutCase spec = tables("Shared", llama, {2, 2}, {{"-r", "cs", "cr", "cf", "kr", "cr", "kf"}}, "-r", "vf");
+    spec.config.parallel.context_kv = kv;
+    all.push_back(spec);
+    all.back().name += kv == Panels::ring ? "Ring" : "Gather";
+  }
+  const auto add_experts = [&](bool shared, std::vector<LayoutCase> layouts) {
+    for (LayoutCase& one : layouts) all.push_back(with_experts(std::move(one), shared));
   };
   add_experts(false, {sharded(4, 1, llama, 2), sharded(2, 2, llama), named(MegatronLayout{2, 2, false, llama}),
                       named(AxonnGrid{2, 1, 2, 1, llama}), named(square(2)), mixed_specs(llama)});
@@ -200,6 +239,8 @@ inline std::vector<LayoutCase> all_cases() {
                      named(AxonnGrid{2, 1, 2, 2, llama}), named(square(1)), mixed_specs(llama)});
   all.push_back(divided(with_experts(named(MegatronLayout{1, 2, true, llama}), false)));
   all.push_back(divided(with_experts(sharded(4, 1, llama, 2), true)));
+  all.push_back(divided(with_experts(shared(sharded(4, 1, llama), 2, Panels::ring, 1), true)));
+  all.push_back(divided(with_experts(shared(named(MegatronLayout{1, 1, true, llama}), 2, Panels::gather), false)));
   return all;
 }
 

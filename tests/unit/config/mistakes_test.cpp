@@ -32,7 +32,7 @@ const Case kCases[] = {
     {"[parallel]\ndata_parallel_replicate_degree = 2", "2:1: parallel.", {"HSDP", "shards = N", "parallel.data = D"}},
     {"[parallel]\ncontext_parallel_size = 2",
      "2:1: parallel.",
-     {"Ulysses", "strategy = \"fsdp\"", "parallel.context = N"}},
+     {"Ulysses", "parallel.context_heads", "parallel.context = N", "\"ring\""}},
     {"[parallel]\nexpert_model_parallel_size = 2", "2:1: parallel.", {"did you mean parallel.experts"}},
     {"[model]\nnum_local_experts = 8", "2:1: model.", {"did you mean model.n_expert"}},
     {"[model]\nmoe_expert_capacity_factor = 1", "2:1: model.", {"tokens are never dropped", "parallel.expert_buffer"}},

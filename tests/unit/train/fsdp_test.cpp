@@ -1,5 +1,4 @@
-// Fully sharded data parallelism compared with the distributed optimizer (ZeRO-1) and with one rank, and context
-// parallelism.
+// Fully sharded data parallelism compared with the distributed optimizer (ZeRO-1) and with one rank.
 #include "rigs/layouts.h"
 
 namespace trainer::tests {
@@ -80,33 +79,6 @@ TEST(Fsdp, OnFourRanksStoresAQuarterOfWeightsAndState) {
     const auto moved = static_cast<double>(of_four["activations"] - of_one["activations"]);
     EXPECT_LE(stored(of_four) + moved, 0.30 * stored(of_one)) << (stored(of_four) + moved) / stored(of_one);
   }
-}
-
-config::Config one_long_sequence() {
-  config::Config c = fully_sharded(4, 1, config::Arch::gpt2);
-  c.parallel.context = 4;
-  c.model.n_layer = 1;
-  c.model.n_head = c.model.n_kv_head = 4;
-  c.model.seq_len = 4096;
-  return c;
-}
-
-TEST(Context, OfOneLongSequenceFollowsOneRank) {
-  const config::Config c = one_long_sequence();
-  const Result four = train(c, DType::f64, 1), one = train(on_one_rank(c), DType::f64, 1);
-  expect_same_gradients(four.gradients, one.gradients, 1e-12);
-  EXPECT_NEAR(four.losses[0], one.losses[0], 1e-10 * one.losses[0]);
-}
-
-TEST(Context, OnFourRanksTakesAQuarterOfTheActivations) {
-  config::Config c = one_long_sequence();
-  c.model.n_layer = 12;
-  c.model.d_model = 256;
-  c.model.d_ff = 1024;
-  const auto activations = [](const config::Config& of, int ranks) {
-    return static_cast<double>(memory_of(of, ranks, kTinyVocab).at("activations"));
-  };
-  EXPECT_LE(activations(c, 4), 0.27 * activations(on_one_rank(c), 1));
 }
 
 }  // namespace

@@ -74,12 +74,17 @@ INSTANTIATE_TEST_SUITE_P(Some, Properties,
                                                           "CrossedLlamaZLossSoftcap",
                                                           "Q2Depth1Data1LlamaAutoRingTile1x1Masks",
                                                           "Tensor1Data2SpEach2LlamaExpertsDivided",
-                                                          "Shards4Context2Data1LlamaSharedExpertDivided"})),
+                                                          "Shards4Context2Data1LlamaSharedExpertDivided",
+                                                          "Shards4Data2Gpt2Shared4Heads2GatherMasks",
+                                                          "Tensor2Data1SpEach2LlamaShared2RingMasks",
+                                                          "X2Y1Z2Data1Gpt2Shared2Ring",
+                                                          "Q2Depth1Data1LlamaAutoGatherTile1x1Shared2Ring",
+                                                          "SharedLlamaGather"})),
                          name_of_case);
 
 TEST(LayoutLoss, OfARanksOwnRowsIsThatOfOneRank) {
-  for (const LayoutCase& one :
-       layouts_named({"Tensor4Data1SpEach1Llama", "Q2Depth1Data1Gpt2AutoRingTile1x1", "X2Y2Z1Data1Llama"})) {
+  for (const LayoutCase& one : layouts_named({"Tensor4Data1SpEach1Llama", "Q2Depth1Data1Gpt2AutoRingTile1x1",
+                                              "X2Y2Z1Data1Llama", "Shards4Data1LlamaShared4Ring"})) {
     const auto masked = [&](Tiny& run) {
       data::TokenBatch batch;
       run.batches(0, one.config.train.micro_batch, batch);
@@ -135,7 +140,8 @@ TEST(DataAxis, MayComeAfterAxesThatDoNotSplitRows) {
 }
 
 TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
-  const Config base = configure(Square{2});
+  Config base = configure(Square{2});
+  base.model.seq_len = 24;  // up to four ranks share a sequence
   std::vector<Config> chain;
   const auto add = [&](Config c) {
     c.model = base.model;
@@ -149,7 +155,7 @@ TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
         "Q2Depth1Data1Gpt2AutoGatherTile1x1", "MixedGpt2", "X1Y2Z2Data2Llama", "Tensor8Data2Each1Gpt2Kv2",
         "Q2Depth2Data2Gpt2AutoRingTile1x1", "RingGpt2", "Shards4Data1Llama", "Shards4Context4Data1Gpt2",
         "X2Y2Z2Data1Gpt2xyzd", "AxonnWholeColumnsGpt2", "Q2Depth1Data1Gpt2AutoRingTile2x1", "CrossedGpt2",
-        "Q4Depth1Data1Gpt2AutoRingTile2x2"})
+        "Q4Depth1Data1Gpt2AutoRingTile2x2", "Tensor2Data1Each2Gpt2Shared2Ring", "Shards4Data2Gpt2Shared4Heads2Gather"})
     add(layouts_named({name}).front().config);
   add(on_one_rank(base));
   expect_same_tensors_in(chain);

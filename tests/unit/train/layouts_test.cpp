@@ -100,7 +100,14 @@ const std::vector<LayoutCase>& scheduled_layouts() {
                                                             "Tensor2Data2Each2LlamaExperts",
                                                             "Shards4Context2Data1LlamaSharedExpert",
                                                             "Tensor1Data2SpEach2LlamaExpertsDivided",
-                                                            "Shards4Context2Data1LlamaSharedExpertDivided"});
+                                                            "Shards4Context2Data1LlamaSharedExpertDivided",
+                                                            "Shards4Data2Gpt2Shared4Heads2RingMasks",
+                                                            "Shards6Data1LlamaShared3Ring",
+                                                            "Tensor2Data1SpEach2LlamaShared2Gather",
+                                                            "Tensor2Data1SpEach2LlamaShared2RingMasks",
+                                                            "X1Y2Z4Data1LlamaShared2Ring",
+                                                            "Q2Depth1Data1LlamaAutoGatherTile1x1Shared2Gather",
+                                                            "Shards4Data1LlamaShared2RingSharedExpertDivided"});
   return all;
 }
 

@@ -1,4 +1,5 @@
 // Random legal sharding specs have the gradients of one rank and send the predicted bytes.
+#include <algorithm>
 #include <cstdlib>
 
 #include "config/keys.h"
@@ -38,8 +39,15 @@ Config random_tables(uint64_t seed) {
       LayerSpec spec{.layers = 1};
       for (const config::SpecMember& member : config::kSpecMembers)
         if (member.letters != nullptr) spec.*member.member = word(member.letters);
+      // If ranks share sequences, all layers split the rows of attention in the same way.
+      if (const std::string& first = c.parallel.layer.empty() ? spec.attention : c.parallel.layer.front().attention;
+          first.find('s') != std::string::npos)
+        spec.attention = first;
+      else
+        std::ranges::replace(spec.attention, 's', 'r');
       c.parallel.layer.push_back(spec);
     }
+    c.parallel.context_kv = seed % 3 == 0 ? config::Panels::gather : config::Panels::ring;
     c.parallel.head = word(config::kSpreadLetters);
     c.parallel.table = word(config::kTableLetters);
     if (config::layout_fits(c)) return c;

@@ -179,7 +179,9 @@ std::vector<LayoutCase> some_layouts() {
                         "X1Y2Z2Data2LlamaMasks",
                         "CrossedLlamaPostNorm",
                         "Tensor2Data2Each2LlamaExperts",
-                        "Shards4Context2Data1LlamaSharedExpert"});
+                        "Shards4Context2Data1LlamaSharedExpert",
+                        "Tensor2Data1SpEach2LlamaShared2RingMasks",
+                        "Shards4Data1LlamaShared4Gather"});
 }
 std::vector<LayoutCase> other_layouts() {
   std::vector<LayoutCase> others = layout_cases();
