@@ -39,8 +39,7 @@ int64_t parameter_count(const config::Model& model, int64_t vocab) {
   return count;
 }
 
-/// Returns the mean number of keys that a query sees in a layer.
-static double keys_in_layer(const config::Model& model, int64_t layer) {
+double keys_in_layer(const config::Model& model, int64_t layer) {
   const auto length = static_cast<double>(model.seq_len);
   const int64_t window = window_of(model, layer);
   const double keys = window > 0 ? static_cast<double>(window) : length;

@@ -40,8 +40,10 @@ FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, int64_t
 FlopsPerToken with_visible_share(FlopsPerToken flops, double share);
 /// Returns the FLOPs of one token in a layer's forward pass: its weights, and the keys that a query sees.
 double layer_flops(const config::Model& model, int64_t layer);
-/// Returns the mean number of keys that a query sees, over all positions of a sequence and all layers: w − w²/(2·S)
-/// with a window of w <= S keys, S/2 without.
+/// Returns the mean number of keys that a query sees in a layer, counted from 0: w − w²/(2·S) with a window of w <= S
+/// keys, S/2 without.
+double keys_in_layer(const config::Model& model, int64_t layer);
+/// Returns its mean over all layers.
 double mean_visible_keys(const config::Model& model);
 /// The definition of full(), for the log.
 inline constexpr std::string_view kFlopsDefinition =

@@ -182,34 +182,6 @@ double LayerCosts::stream(const Spread& spread) {
   return seconds;
 }
 
-double LayerCosts::attention(const Spread& spread) {
-  const double shares = ranks(spread.rows | spread.cols);
-  // Counts only visible keys: without windows half of 4 s² n_head head_dim.
-  const double forward = 4 * rows_ * config::mean_visible_keys(config_.model) * queries_ / shares;
-  const auto seconds = [&](double flops, bool backward) {
-    return cluster_.seconds_of(
-        compute_,
-        {.kind = OpKind::attention,
-         .cost = {flops, 0},
-         .product = {},
-         .attention = {.length = config_.model.seq_len, .head_dim = head_size(config_.model), .backward = backward}});
-  };
-  double norms = 0;
-  if (query_key_norm(config_.model) != config::QkNorm::none) {
-    const double part = rows_ * (queries_ + keys_) / shares * element_;
-    norms =
-        (config_.train.recompute == config::Recompute::none ? 1 + repeated() : 2) * traffic(OpKind::norm, 2 * part) +
-        traffic(OpKind::norm, 3 * part);
-  }
-  if (query_key_norm(config_.model) == config::QkNorm::full && ranks(spread.cols) > 1) {  // for queries and keys
-    const DType sums = accumulator_of(compute_);
-    const double rows = rows_ / ranks(spread.rows);
-    norms += 2 * (collective(spread.cols, CommOp::all_gather, sums, rows * ranks(spread.cols)) +
-                  collective(spread.cols, CommOp::all_reduce, sums, rows));
-  }
-  return norms + seconds((1 + repeated()) * forward, false) + seconds(2.5 * forward, true);
-}
-
 double LayerCosts::hidden(const Spread& spread, AxisSet experts) {
   const double matrices = config_.train.recompute == config::Recompute::none ? 4 + 2 * repeated() : 6;
   const double seconds =
@@ -274,7 +246,7 @@ double LayerCosts::micro_seconds(const ModelSharding& layout) {
   const double tables = vocabulary(layout.head, layout.table);
   double seconds = 0;
   for (const sharding::Layer& layer : layout.layers) {
-    double one = stream(layer.stream) + attention(layer.attention) + hidden(layer.mlp, layer.experts);
+    double one = stream(layer.stream) + attention(layer.attention, layer.context) + hidden(layer.mlp, layer.experts);
     for (const auto& [site, matrices] : matrices_) {
       const LinearSharding& l = layer.at(site);
       const bool reads = reads_residual(site);

@@ -164,7 +164,19 @@ class LayerCosts {
   double read(Site site, const Spread& spread, const LinearSharding& linear);
   double write(Site site, const LinearSharding& linear, const Spread& spread);
   double stream(const Spread& spread);
-  double attention(const Spread& spread);
+  double attention(const Spread& spread, const sharding::ContextSharding& context);
+  double attention_flops(const Spread& spread, double keys) const;
+  double attention_seconds(double flops, bool backward) const;
+  /// The keys and values of a layer that the ranks of a context exchange, for this rank's heads.
+  struct KeysAndValues {
+    double elements = 0;  // that a rank needs, its own included
+    double sent = 0;      // payload of the exchange
+    double steps = 1;     // parts, of some heads each, in which they are gathered
+  };
+  /// Returns those of a layer in which a query sees `window` keys; 0: all.
+  KeysAndValues keys_and_values(const Spread& spread, const sharding::ContextSharding& context, int64_t window) const;
+  /// Returns the seconds that exchanging keys, values and their gradients adds to attention.
+  double exchange(const Spread& spread, const sharding::ContextSharding& context);
   double hidden(const Spread& spread, AxisSet experts);
   /// Returns the seconds of sorting, gathering, exchanging and combining the rows of experts.
   double routing(AxisSet rows, AxisSet experts);
@@ -198,6 +210,8 @@ class LayerCosts {
   /// outputs of norms and activation functions.
   double attention_bytes(const Spread& spread, bool rebuilds) const;
   double hidden_bytes(const Spread& spread, bool rebuilds, AxisSet experts) const;
+  /// Returns the bytes of a layer's temporary keys, values and gradients that ranks exchange.
+  double exchange_bytes(const Spread& spread, const sharding::ContextSharding& context) const;
   /// Returns the bytes of a layer's temporary rows of experts.
   double routed_bytes(const Spread& spread, AxisSet experts) const;
   /// Returns the rows that a rank's experts may receive at once.

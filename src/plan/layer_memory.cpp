@@ -102,7 +102,8 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
     const double gradients =
         rows_ * element_ *
         (wide_ / ranks(layer.mlp.rows | layer.mlp.cols) + 2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
-    const double live = gradients + moved + routed_bytes(layer.mlp, layer.experts);
+    const double live = gradients + std::max(moved + routed_bytes(layer.mlp, layer.experts),
+                                             exchange_bytes(layer.attention, layer.context));
     const int64_t whole = std::min(whole_left, layer.count);
     whole_left -= whole;
     if (whole > 0) kinds.push_back({static_cast<double>(whole), stream, written, live + inside(false) + 3 * stream});

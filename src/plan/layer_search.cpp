@@ -154,7 +154,7 @@ void LayerCosts::add_costs(LayerSearch& layer) {
     }
     problem.nodes[kStream].push_back(stream(spread) + at->second);
   }
-  for (const Spread& spread : layer.attention) problem.nodes[kAttention].push_back(attention(spread));
+  for (const Spread& spread : layer.attention) problem.nodes[kAttention].push_back(attention(spread, {}));
   for (const Spread& spread : layer.hidden) problem.nodes[kHidden].push_back(hidden(spread, layer.experts));
   for (const auto& [site, linears] : layer.linears) {
     const Variable variable = variable_of(site), inner = is_of_attention(site) ? kAttention : kHidden;

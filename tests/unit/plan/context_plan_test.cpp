@@ -1,0 +1,152 @@
+// What ranks that split the tokens of sequences cost in the additive model: the exchange of keys and values.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "config/load.h"
+#include "plan/layer_costs.h"
+#include "rigs/cluster_files.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::Config;
+using sharding::Transfer;
+
+Config model(const std::vector<std::string>& sets) {
+  return config::load_text(R"([model]
+arch = "llama"
+n_layer = 4
+n_head = 24
+n_kv_head = 12
+head_dim = 8
+d_model = 128
+d_ff = 256
+seq_len = 4096
+[data]
+vocab_size = 512
+[train]
+global_batch = 4
+micro_batch = 2
+recompute = "none"
+[precision]
+compute = "bf16"
+[parallel]
+data = 1
+)",
+                           "test.toml", sets, {.files = false});
+}
+
+/// Returns a layout on `context` ranks that split tokens times `tensor` ranks that split heads and columns.
+ModelSharding layout(int64_t layers, int64_t context, int64_t tensor, Transfer schedule, bool exchanges = true) {
+  ModelSharding s{.axes = {{"data", 1}, {"context", context}, {"tensor", tensor}}};
+  const AxisSet c = s.find("context"), t = s.find("tensor");
+  const LinearSharding columns{.rows = c, .cols = t, .flat = c}, rows{.rows = c, .contraction = t, .flat = c};
+  s.layers = {{.stream = {.rows = c | t},
+               .attention = {.rows = c, .cols = t},
+               .mlp = {.rows = c, .cols = t},
+               .linears = {{Site::qkv, columns}, {Site::out, rows}, {Site::up, columns}, {Site::down, rows}},
+               .count = layers,
+               .context = exchanges ? sharding::ContextSharding{c, schedule} : sharding::ContextSharding()}};
+  s.head = s.layers.front().stream;
+  s.table = {.vocab = t, .flat = c};
+  return s;
+}
+
+double step_seconds(const Config& config, const Cluster& cluster, const ModelSharding& layout) {
+  RouteShares routes;
+  return LayerCosts(cluster, config, 512, DType::bf16, layout, routes).step_seconds(layout);
+}
+double bytes(const Config& config, const ModelSharding& layout) {
+  RouteShares routes;
+  return LayerCosts(tests::cluster_file("h100"), config, 512, DType::bf16, layout, routes).bytes(layout);
+}
+/// Returns the seconds that the exchange adds to a step.
+double exchange_seconds(const Config& config, const Cluster& cluster, int64_t context, int64_t tensor, Transfer how) {
+  const int64_t layers = config.model.n_layer;
+  return step_seconds(config, cluster, layout(layers, context, tensor, how)) -
+         step_seconds(config, cluster, layout(layers, context, tensor, how, false));
+}
+
+/// Returns ranks whose time is that of bytes on their links, each 1 GB/s.
+Cluster only_links() {
+  Cluster cluster = tests::cluster_file("h100");
+  for (auto& [type, peak] : cluster.peaks) peak = 1e24;
+  cluster.attentions.clear();
+  cluster.memory_rate = 1e24;
+  cluster.operator_seconds = cluster.units = cluster.half_k = 0;
+  cluster.intra = {.gb_per_s = 1};
+  return cluster;
+}
+
+/// Returns the segments of a sequence that ranks receive if a query sees `window` keys.
+double received(int64_t ranks, int64_t length, int64_t window) {
+  size_t count = 0;
+  for (int64_t k = 0; k < ranks; ++k) {
+    std::set<int64_t> needed;
+    for (const int64_t own : {k, 2 * ranks - 1 - k})
+      for (int64_t key = own * length - window + 1; key < (own + 1) * length; ++key)
+        if (key >= 0) needed.insert(key / length);
+    count += needed.size() - 2;
+  }
+  return static_cast<double>(count);
+}
+
+// n keys and values of a context with c ranks, sent in 2 bytes, their gradients in 4: gathers (c−1)·n, and (c−1)·n
+// reduced in the backward pass; a ring the same, with c·n/c·(c−1 + 1) gradients; a window only the segments it needs.
+TEST(ContextPlan, TakesTheTimeOfItsBytes) {
+  for (const int64_t c : {2, 4, 8})
+    for (const int64_t tensor : {int64_t{1}, 8 / c})
+      for (const int64_t window : {0, 100, 257, 1000, 4096})
+        for (const int64_t full_every : {0, 4})
+          for (const Transfer how : {Transfer::at_once, Transfer::ring})
+            for (const bool again : {false, true}) {
+              if (window == 0 && full_every > 0) continue;
+              std::vector<std::string> sets;
+              if (window > 0) sets = {format("model.window={}", window)};
+              if (window > 0) sets.push_back(format("model.window_full_every={}", full_every));
+              Config config = model(sets);
+              if (again) config.train.recompute = config::Recompute::full;
+              const auto ranks = static_cast<double>(c);
+              const double n = 2.0 * 4096 * 2 * 12 / static_cast<double>(tensor) * 8, segment = n / (2 * ranks);
+              const double passes = again ? 2 : 1;
+              const double halo = received(c, 4096 / (2 * c), window) * segment * (2 * passes + 2 + 4);
+              const double sums = (how == Transfer::ring ? ranks : ranks - 1) * n * 4;
+              const double all = (ranks - 1) * n * (2 * passes + 2) + sums;
+              const double windowed = window == 0 || window == 4096 ? 0 : full_every == 0 ? 4 : 3;
+              const double sent = 2 * (windowed * halo + (4 - windowed) * all) / ranks;  // two micro-batches
+              EXPECT_NEAR(exchange_seconds(config, only_links(), c, tensor, how), sent * 1e-9,
+                          1e-5 * sent * 1e-9)  // whole elements
+                  << c << " x " << tensor << ", window " << window << " of all but every " << full_every;
+            }
+}
+
+// 12 key heads are gathered in four parts, 3 heads in three, one in one part.
+TEST(ContextPlan, HidesAllButTheFirstPartOfAGatherAndTheLastHopOfARing) {
+  Cluster slow = only_links();
+  for (auto& [type, peak] : slow.peaks) peak = 1e10;
+  for (const auto& [tensor, parts] : {std::pair<int64_t, double>{1, 4}, {4, 3}}) {
+    const Config config = model({});
+    const double n = 2.0 * 4096 * 2 * 12 / static_cast<double>(tensor) * 8, layers = 2 * 4;  // two micro-batches
+    const double gathered = layers * n / 2 * (2 + 2 + 4) / parts * 1e-9, last = layers * n / 2 * 4 * 1e-9;
+    const auto exchange = [&](Transfer how) { return exchange_seconds(config, slow, 2, tensor, how); };
+    EXPECT_NEAR(exchange(Transfer::at_once) / gathered, 1, 1e-6) << tensor;
+    EXPECT_NEAR(exchange(Transfer::ring) / last, 1, 1e-6) << tensor;
+  }
+}
+
+// Llama 3 8B, a million tokens on 64 ranks, one sequence: a gather needs 6.44 GB, a ring 0.81 GB.
+TEST(ContextPlan, NeedsTheMemoryOfItsBuffers) {
+  const Config config = model({"model.n_layer=32", "model.d_model=4096", "model.n_head=32", "model.n_kv_head=8",
+                               "model.head_dim=128", "model.d_ff=14336", "model.seq_len=1048576",
+                               "train.global_batch=1", "train.micro_batch=1", "train.recompute=full"});
+  const double tokens = 1048576, gather = 2 * tokens * 2 * 2 * 128 * (2 + 4),
+               ring = tokens / 64 * (2 * 8 * 128 * (2 * 2 + 3 * 4) + 32 * 128 * 4);
+  EXPECT_NEAR(gather, 6.44e9, 0.01e9);
+  EXPECT_NEAR(ring, 0.81e9, 0.01e9);
+  EXPECT_NEAR(bytes(config, layout(32, 64, 1, Transfer::at_once)) - bytes(config, layout(32, 64, 1, Transfer::ring)),
+              gather - ring, 1e3);
+}
+
+}  // namespace
+}  // namespace trainer::plan
