@@ -258,8 +258,11 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
     }
     if (const std::vector<BrokenRule> malformed = malformed_keys(base); !malformed.empty())
       return note(malformed.front().text);
-    strategy.each(base, ranks, [&](const Parallel& parallel) {
+    Config open = base;
+    if (!is_given(config, "parallel.context")) open.parallel.context = 0;
+    strategy.each(open, ranks, [&](const Parallel& parallel) {
       trial.parallel = parallel;
+      trial.parallel.context = std::max<int64_t>(1, parallel.context);
       trial.train.micro_batch = base.train.micro_batch;  // sharding specs of a 2.5D mesh change it
       for (const auto& [key, value] : given)
         if (key->belongs(strategy.id) && key->get(trial) != value) return;

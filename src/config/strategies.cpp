@@ -70,11 +70,25 @@ void check_size(const char* key, const std::vector<int64_t>& extents, size_t lea
     broken.push_back({{key}, format("expected {}, found {}", form, extents.size())});
 }
 
-void caching_variants(const Config& config, int64_t, const Visit& visit) {
-  if (config.parallel.cache_layers > 0 || !sharding_of(config).gathers_weights()) return;
+void common_variants(const Config& config, int64_t, const Visit& visit) {
   Parallel p = config.parallel;
   p.cache_layers = config.model.n_layer;
-  visit(p);
+  if (config.parallel.cache_layers == 0 && sharding_of(config).gathers_weights()) visit(p);
+  p = config.parallel;
+  if (p.context == 1) return;
+  const bool fsdp = p.strategy == StrategyName::fsdp;
+  for (const int64_t heads : fsdp ? divisors(p.context) : std::vector<int64_t>{p.context_heads}) {
+    p.context_heads = heads;
+    const bool exchanges = heads < p.context;
+    for (const Panels kv : {exchanges ? Panels::gather : Panels::automatic, Panels::ring}) {
+      p.context_kv = kv;
+      if (exchanges || kv != Panels::ring) visit(p);
+    }
+  }
+}
+
+int64_t searched_context(const Config& config, int64_t ranks, int64_t sequences) {
+  return config.parallel.context > 0 ? config.parallel.context : ranks / std::gcd(ranks, sequences);
 }
 
 namespace {
@@ -143,13 +157,20 @@ void check_ranks_of_experts(const Config& config, std::vector<BrokenRule>& broke
 }
 
 void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
-  Parallel p = config.parallel;
-  for (const int64_t experts : ranks_of_experts(config, ranks)) {
-    p.experts = experts;
-    p.tensor = ranks / experts;
-    for (const bool sequences : {true, false}) {
-      p.sequence_parallel = sequences;
-      visit(p);
+  constexpr int64_t kLeastTokens = 1024;  // of a sequence on a rank: with fewer, weights cost more than attention
+  const Parallel& p = config.parallel;
+  Parallel open = p;
+  for (const int64_t context : divisors(ranks)) {
+    const bool splits = config.model.seq_len % (2 * context) == 0 && config.model.seq_len / context >= kLeastTokens;
+    if (p.context > 0 ? context != p.context : context > 1 && !splits) continue;
+    open.context = context;
+    for (const int64_t experts : ranks_of_experts(config, ranks / context)) {
+      open.experts = experts;
+      open.tensor = ranks / (context * experts);
+      for (const bool sequences : {true, false}) {
+        open.sequence_parallel = sequences;
+        visit(open);
+      }
     }
   }
 }
@@ -211,6 +232,7 @@ ModelSharding fsdp(const Config& config) {
 void each_fsdp(const Config& config, int64_t ranks, const Visit& visit) {
   Parallel p = config.parallel;
   p.shards = ranks;
+  p.context = searched_context(config, ranks, config.train.micro_batch);
   if (ranks % p.context != 0) return;
   for (const int64_t experts : ranks_of_experts(config, ranks / p.context)) {
     p.experts = experts;
@@ -261,11 +283,11 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
 constexpr const char* kMegatronFactors[] = {"experts", "context"};
 constexpr NamedStrategy kMegatron = {
     StrategyName::megatron_1d, "megatron-1d",          "parallel.tensor", megatron, each_megatron,
-    caching_variants,          check_ranks_of_experts, kMegatronFactors};
-constexpr NamedStrategy kFsdp = {StrategyName::fsdp, "fsdp",           "parallel.shards", fsdp,
-                                 each_fsdp,          caching_variants, check_fsdp};
+    common_variants,           check_ranks_of_experts, kMegatronFactors};
+constexpr NamedStrategy kFsdp = {StrategyName::fsdp, "fsdp",          "parallel.shards", fsdp,
+                                 each_fsdp,          common_variants, check_fsdp};
 constexpr NamedStrategy kAutoddl = {StrategyName::autoddl, "autoddl",   "parallel.axes", tables, each_table,
-                                    caching_variants,      check_tables};
+                                    common_variants,       check_tables};
 
 constexpr const NamedStrategy* kStrategies[] = {&kMegatron, &kFsdp, &kOptimus, &kAxonn, &kAutoddl};
 

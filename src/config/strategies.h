@@ -23,7 +23,8 @@ struct NamedStrategy {
   const char* name;         // in parallel.strategy
   const char* extents_key;  // "parallel.grid": determines the ranks of a replica; messages name it
   sharding::ModelSharding (*sharding)(const Config&);
-  /// Visits all settings of the strategy's keys for replicas of `ranks` ranks, including settings that break rules.
+  /// Visits all settings of the strategy's keys for replicas of `ranks` ranks, including settings that break rules; if
+  /// parallel.context is 0, in a search, with the numbers of ranks that may share sequences.
   void (*each)(const Config&, int64_t ranks, const std::function<void(const Parallel&)>& visit);
   /// Visits settings with the same sharding but another rank placement or cache, for nodes of `devices_per_node`
   /// devices; null if there are none.

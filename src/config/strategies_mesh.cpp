@@ -90,6 +90,8 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
     if (ranks % (q * q) != 0) continue;
     const int64_t depth = ranks / (q * q);
     p.mesh = depth == 1 ? std::vector<int64_t>{q, q} : std::vector<int64_t>{q, q, depth};
+    p.context = searched_context(config, q, config.train.micro_batch / depth);
+    if (p.context > 1 && config.parallel.context == 0) p.context = q;
     for (const bool tiles : {true, false}) {
       p.node_tile = tiles ? given : none;
       if ((!tiles && given == none) || q % p.node_tile.at(0) != 0 || q % p.node_tile.at(1) != 0) continue;
@@ -104,7 +106,7 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
 
 /// Visits variants of `config`: the other choice of stationary matrix, cached weights, and tiles of one node's ranks.
 void optimus_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
-  caching_variants(config, devices_per_node, visit);
+  common_variants(config, devices_per_node, visit);
   Parallel p = config.parallel;
   p.stationary = p.stationary == Stationary::automatic ? Stationary::paper : Stationary::automatic;
   visit(p);
@@ -200,6 +202,7 @@ void each_axonn(const Config& config, int64_t ranks, const Visit& visit) {
   for (const int64_t x : divisors(ranks))
     for (const int64_t y : divisors(ranks / x)) {
       p.grid = {x, y, ranks / (x * y)};
+      p.context = searched_context(config, p.grid[2], config.train.micro_batch);
       visit(p);
     }
 }
@@ -211,7 +214,7 @@ void axonn_variants(const Config& config, int64_t devices_per_node, const Visit&
       p.order = static_cast<AxisOrder>(order);
       visit(p);
     }
-  caching_variants(config, devices_per_node, visit);
+  common_variants(config, devices_per_node, visit);
 }
 
 void check_axonn(const Config& config, std::vector<BrokenRule>& broken) {

@@ -24,7 +24,11 @@ sharding::ModelSharding keeping(sharding::ModelSharding s, const Config& config)
 void check_size(const char* key, const std::vector<int64_t>& extents, size_t least, size_t most, const char* form,
                 std::vector<BrokenRule>& broken);
 /// NamedStrategy::variants. If weights are gathered, visits the setting that keeps them in all layers
-/// (parallel.cache_layers = n_layer).
-void caching_variants(const Config& config, int64_t devices_per_node, const Visit& visit);
+/// (parallel.cache_layers = n_layer); if ranks share sequences, all numbers of them that exchange heads, and both ways
+/// to exchange keys and values.
+void common_variants(const Config& config, int64_t devices_per_node, const Visit& visit);
+/// Returns the ranks that share each sequence in layouts whose rows are split over `ranks` ranks: parallel.context, or,
+/// if that is 0, the fewest with which each rank has rows of `sequences`. Sharing sequences among more is never faster.
+int64_t searched_context(const Config& config, int64_t ranks, int64_t sequences);
 
 }  // namespace trainer::config

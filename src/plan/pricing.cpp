@@ -140,6 +140,10 @@ std::string identity(Config config) {
   }
   std::string text = format("{} data {} batch {} kept {}{}", fmt::join(p.axes, " x "), p.data, config.train.micro_batch,
                             p.cache_layers, schedules);
+  if (std::ranges::any_of(sharding.layers, [](const sharding::Layer& layer) {
+        return layer.context.axes != 0 && layer.context.schedule == sharding::Transfer::ring;
+      }))
+    text += " ring";
   for (const std::string* word : words) text += " " + *word;
   return text + (p.rs_dtype == DType::f32 ? "" : format(" {}", name_of(p.rs_dtype))) + " " + text_of(sharding.stages);
 }
@@ -153,6 +157,8 @@ std::vector<std::string> other_names(const Config& config) {
     other.parallel.strategy = strategy->id;
     other.parallel.data = config.parallel.data;
     other.parallel.cache_layers = config.parallel.cache_layers;
+    other.parallel.context = config.parallel.context;
+    other.parallel.context_kv = config.parallel.context_kv;
     for (const char* name : config::kKeysOfStages) {
       const config::Key* key = config::find_key("parallel", name);
       key->set(other, key->get(config));

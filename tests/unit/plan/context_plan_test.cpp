@@ -1,10 +1,13 @@
 // What ranks that split the tokens of sequences cost in the additive model: the exchange of keys and values.
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <set>
 
+#include "config/layouts.h"
 #include "config/load.h"
 #include "plan/layer_costs.h"
+#include "plan/pricing.h"
 #include "rigs/cluster_files.h"
 
 namespace trainer::plan {
@@ -33,6 +36,7 @@ recompute = "none"
 compute = "bf16"
 [parallel]
 data = 1
+stages = 1
 )",
                            "test.toml", sets, {.files = false});
 }
@@ -133,6 +137,58 @@ TEST(ContextPlan, HidesAllButTheFirstPartOfAGatherAndTheLastHopOfARing) {
     EXPECT_NEAR(exchange(Transfer::at_once) / gathered, 1, 1e-6) << tensor;
     EXPECT_NEAR(exchange(Transfer::ring) / last, 1, 1e-6) << tensor;
   }
+}
+
+/// Returns the layouts on `devices` that a search over the keys that are not in `sets` visits.
+std::vector<Config> searched(const std::vector<std::string>& sets, int64_t devices) {
+  Config config = model(sets);
+  for (const char* key : {"parallel.shards", "parallel.context"}) config.origins.erase(key);
+  std::string broken;
+  return config::enumerate_layouts(config, devices, broken);
+}
+
+// With as many ranks of rows, sharing sequences is never faster than splitting the micro-batch.
+TEST(ContextPlan, TriesTheFastestNumberOfRanksThatShareSequences) {
+  const Cluster cluster = tests::cluster_file("h100");
+  for (const char* size : {"", "model.seq_len=16384", "model.n_layer=8"})
+    for (const int64_t sequences : {1, 2, 6}) {
+      const auto sets = [&](int64_t context) {
+        std::vector<std::string> all = {
+            "parallel.strategy=fsdp", "parallel.shards=8", format("train.micro_batch={}", sequences),
+            format("train.global_batch={}", sequences), format("parallel.context={}", context)};
+        if (*size != 0) all.emplace_back(size);
+        return all;
+      };
+      const auto seconds = [&](int64_t context) {
+        return price_config(model(sets(context)), 512, cluster).time.total();
+      };
+      const int64_t fewest = 8 / std::gcd(8, sequences);
+      const std::vector<Config> found = searched(sets(fewest), 8);
+      ASSERT_EQ(found.size(), 1u) << sequences;
+      EXPECT_EQ(found.front().parallel.context, fewest);
+      for (int64_t more = 2 * fewest; more <= 8; more *= 2)
+        EXPECT_LE(seconds(fewest), seconds(more)) << sequences << " sequences, context " << more;
+    }
+}
+
+TEST(ContextPlan, TriesContextsOfEveryStrategy) {
+  using Contexts = std::set<int64_t>;
+  const auto contexts = [](const char* strategy, const char* more) {
+    Contexts all;
+    for (const Config& found : searched({format("parallel.strategy={}", strategy), more}, 4))
+      all.insert(found.parallel.context);
+    return all;
+  };
+  EXPECT_EQ(contexts("megatron-1d", "model.seq_len=4096"), (Contexts{1, 2, 4}));
+  EXPECT_EQ(contexts("megatron-1d", "model.seq_len=2048"), (Contexts{1, 2})) << "1024 tokens of a sequence on a rank";
+  EXPECT_EQ(contexts("axonn-4d", "train.micro_batch=2"), (Contexts{1, 2}));
+  EXPECT_EQ(contexts("optimus-2d", "train.micro_batch=1"), (Contexts{2}));
+  EXPECT_EQ(contexts("optimus-2d", "train.micro_batch=2"), (Contexts{1}));
+  const Config fsdp = model({"parallel.strategy=fsdp", "parallel.shards=4", "parallel.context=4"});
+  std::set<std::pair<int64_t, config::Panels>> kinds;
+  for (const Config& other : config::variants(fsdp, 8))
+    kinds.emplace(other.parallel.context_heads, other.parallel.context_kv);
+  for (const int64_t heads : {1, 2}) EXPECT_TRUE(kinds.contains({heads, config::Panels::ring})) << heads;
 }
 
 // Llama 3 8B, a million tokens on 64 ranks, one sequence: a gather needs 6.44 GB, a ring 0.81 GB.
