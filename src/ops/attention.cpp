@@ -30,7 +30,7 @@ int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 :
 /// Returns the number of (query, key) pairs in one head of one sequence that are visible within the window.
 double visible_pairs(const AttentionShape& s, int64_t window) {
   // Query i sees the first earlier + i + 1 keys, without those of the query that is `window` positions before it.
-  const auto sum_to = [&](int64_t last) {  // of min(j, k_len), 0 < j <= last
+  const auto sum_to = [&](int64_t last) {  // the sum of min(j, k_len), 0 < j <= last
     const int64_t growing = std::clamp<int64_t>(last, 0, s.k_len);
     return growing * (growing + 1) / 2 + std::max<int64_t>(last - s.k_len, 0) * s.k_len;
   };

@@ -18,7 +18,7 @@ struct AttentionShape {
   bool by_head = false;  // forward on CPUs only: k and v are [b·K·k_capacity, D], each head's rows in one piece
   /// Positions in the sequence of the first query and the first key.
   int64_t first_query = 0, first_key = 0;
-  int64_t length = 0;  // of the whole sequence, for the index of dropout; 0: first_query + q_len
+  int64_t length = 0;  // tokens of the whole sequence, for the index of dropout; 0: first_query + q_len
   /// Returns the number of keys before the one at the first query's position; negative if that is before all keys.
   int64_t earlier() const { return first_query - first_key; }
   /// Returns the number of keys that any query sees: those up to the last query's position.

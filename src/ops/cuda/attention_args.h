@@ -36,7 +36,7 @@ struct AttentionArgs {
 
   uint32_t threshold = 0, step = 0;  // dropout: kept if draw >= threshold; no dropout: 0
   float keep_scale = 1;
-  int length = 0;  // of the whole sequence, for the index of dropout
+  int length = 0;  // tokens of the whole sequence, for the index of dropout
   PhiloxKey key{0, 0};
   int64_t first_head = 0, heads_global = 0;  // global index of sequence 0's first head; global heads per sequence
 };

@@ -38,7 +38,7 @@ TYPED_TEST(Merge, ComputesTheGoldenValues) {
   struct Golden {
     double z1, z2, out, lse;
   };
-  // Of outputs 1 and 3; a row that has seen no key has output 0.
+  // The outputs are 1 and 3; a row that has seen no key has output 0.
   const std::vector<Golden> golden = {{0, 0, 2, 0.693147180559945},
                                       {1, -1, 1.23840584404423, 1.12692801104297},
                                       {88.8, 89.8, 2.46211715726001, 90.1132616875182},
