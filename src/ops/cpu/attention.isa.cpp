@@ -354,7 +354,7 @@ void sum_dq(const AttentionJob& job, int64_t task) {
   const HeadTask where = head_task(job, task / job.query_blocks, job.head_in_group);
   const int64_t query = task % job.query_blocks * kQueryBlock, m = smaller(kQueryBlock, job.q_len - query);
   const KeyRange range = keys_of(job, where.sequence, query, m);
-  const int64_t start = range.empty() ? 0 : range.begin / job.chunk_keys;  // the first chunk that was computed
+  const int64_t start = range.begin / job.chunk_keys;  // the first chunk that was computed
   for (int64_t r = 0; r < m; ++r) {
     T* sum = part_of<T>(job, where.slot, start, query + r);
     if (range.empty()) std::memset(sum, 0, static_cast<size_t>(job.row_ld) * sizeof(T));

@@ -20,15 +20,16 @@ inline int64_t first_key(const AttentionJob& job, int64_t sequence, int64_t row)
   if (job.first_keys != nullptr) first = larger(first, job.first_keys[sequence * job.q_len + row] - job.first_key);
   return first;
 }
-/// The keys that some queries may see; they begin with a block. end <= begin: none.
+/// The keys that some queries may see; they begin with a block. 0, 0: none.
 struct KeyRange {
   int64_t begin, end;
-  bool empty() const { return end <= begin; }
+  bool empty() const { return end == 0; }
 };
 /// Returns those of `rows` queries from `row` on.
 inline KeyRange keys_of(const AttentionJob& job, int64_t sequence, int64_t row, int64_t rows) {
   const int64_t first = first_key(job, sequence, row), end = smaller(job.k_len, job.shift + row + rows);
-  return {first < end ? first / kKeyBlock * kKeyBlock : end, end};  // not the block before, of which they see nothing
+  if (first >= end) return {0, 0};  // also if its block has other keys
+  return {first / kKeyBlock * kKeyBlock, end};
 }
 /// Returns the first query of the first block that sees any key from `key` on.
 inline int64_t first_queries(const AttentionJob& job, int64_t key) {

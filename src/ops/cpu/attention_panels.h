@@ -370,7 +370,7 @@ void sum_dq(const AttentionJob& job, int64_t task) {
   const int64_t head = pair % job.kv_heads * job.group + job.head_in_group;
   float* const parts = as<float>(job.dq_parts) + (slot * job.chunks * job.q_pad + query) * ld;
   const KeyRange range = keys_of(job, pair / job.kv_heads, query, m);
-  const int64_t start = range.empty() ? 0 : range.begin / job.chunk_keys;  // the first that was computed
+  const int64_t start = range.begin / job.chunk_keys;  // the first that was computed
   float* const sum = parts + start * job.q_pad * ld;
   if (range.empty()) std::memset(sum, 0, static_cast<size_t>(kQueryBlock * ld) * sizeof(float));
   for (int64_t chunk = start + 1; chunk * job.chunk_keys < range.end; ++chunk) {
