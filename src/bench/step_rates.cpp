@@ -37,7 +37,7 @@ class Tally final : public Recorder {
     in_steps_[table] += seconds;
     by_table_[table] += call.cost.flops / rate;
   }
-  int64_t add_collective(const CommKey&, uint8_t, int64_t, int64_t) override { return 0; }
+  int64_t add_collective(const CommKey&, uint8_t, int64_t, int64_t, bool) override { return 0; }
   void add_wait(int64_t) override {}
 
   void sum_over_ranks(comm::World& world) {

@@ -140,7 +140,7 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
       ex.meter.recorder == nullptr
           ? -1
           : ex.meter.recorder->add_collective({group_.axes, r.op, r.in.dtype}, static_cast<uint8_t>(group_.queue()),
-                                              payload, counts ? wire_bytes : 0);
+                                              payload, counts ? wire_bytes : 0, r.counts.varies);
   if (ex.device.dry()) return {nullptr, key, recorded};
   if (payload == 0) {  // an empty message, or an all_to_all in which each rank sends only to itself
     if (r.op == CommOp::all_to_all) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());

@@ -67,6 +67,7 @@ struct PeerCounts {
   std::span<const int64_t> send, receive;
   int64_t wire = 0;     // all elements that ranks send to other ranks
   int64_t longest = 0;  // the most elements that one rank sends to one member
+  bool varies = false;  // the counts depend on the data of the step
 };
 
 /// A started operation, as the engine implements it (engine.h).

@@ -118,6 +118,7 @@ comm::PeerCounts ExchangePlan::counts(int64_t round, int64_t width, bool back) {
   all.receive = from;
   all.wire = elements(wire_rows_);
   all.longest = elements(most_rows_);
+  all.varies = true;
   return all;
 }
 

@@ -106,7 +106,7 @@ class Timeline {
     auto known = groups_.find(axes);
     if (known == groups_.end()) known = groups_.emplace(axes, group_shape(cluster_, step_.mesh, axes)).first;
     CollectiveTime time = collective_time(cluster_, known->second, event.key.op, event.key.dtype, event.elements);
-    if (event.key.op == CommOp::all_to_all && axes == step_.experts) {
+    if (event.varies) {
       time = {.fixed = rounds() * time.fixed, .busy = load_ * time.busy, .measured = time.measured};
       time_->exchange += time.total();
     }

@@ -12,9 +12,11 @@ void ProgramRecorder::add_operator(const OpCall& call) {
   program.push_back({.kind = Event::Kind::compute, .key = {}, .op = call});
 }
 
-int64_t ProgramRecorder::add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes) {
+int64_t ProgramRecorder::add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes,
+                                        bool varies) {
   program.push_back({.kind = Event::Kind::start,
                      .queue = queue,
+                     .varies = varies,
                      .key = key,
                      .collective = collectives,
                      .elements = elements,

@@ -17,6 +17,7 @@ struct Event {
   enum class Kind : uint8_t { compute, start, wait };
   Kind kind = Kind::compute;
   uint8_t queue = 0;                     // start: a comm::Purpose, or above those a link (comm::Group::queue())
+  bool varies = false;                   // start: sends rows of experts, whose number depends on data
   CommKey key;                           // start
   int64_t collective = 0;                // start, wait: the number of the collective in the program
   int64_t elements = 0, wire_bytes = 0;  // start: the payload, and the bytes that the whole group sends
@@ -33,7 +34,7 @@ inline bool is_scalar_exchange(const Event& event) {
 class ProgramRecorder final : public Recorder {
  public:
   void add_operator(const OpCall& call) override;
-  int64_t add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes) override;
+  int64_t add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes, bool varies) override;
   void add_wait(int64_t collective) override;
 
   Program program;

@@ -88,8 +88,10 @@ class Recorder {
   virtual ~Recorder() = default;
   virtual void add_operator(const OpCall& call) = 0;
   /// `queue` is a comm::Purpose, or above those the link of a message (comm::Group::queue()), `elements` the payload.
-  /// Scalars are keyed by the axes of their ranks. Returns a number for add_wait().
-  virtual int64_t add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes) = 0;
+  /// Scalars are keyed by the axes of their ranks. `varies`: the payload depends on data (comm::PeerCounts). Returns a
+  /// number for add_wait().
+  virtual int64_t add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes,
+                                 bool varies) = 0;
   virtual void add_wait(int64_t collective) = 0;
 };
 

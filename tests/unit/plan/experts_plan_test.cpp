@@ -149,6 +149,32 @@ TEST(ExpertsPlan, UnevenLoadsCostTimeIfRanksDivideTheExperts) {
   EXPECT_LT(times(1.5), times(2));
 }
 
+// Attention that splits heads instead of rows, and Muon, send other messages between the same ranks.
+TEST(ExpertsPlan, UnevenLoadsCostTimeOnlyInMessagesOfRows) {
+  Cluster cluster = tests::cluster_file("h100");
+  const auto time = [&](char attention, const char* optimizer, double imbalance) {
+    cluster.imbalance = imbalance;
+    std::vector<std::string> sets = {"parallel.strategy=autoddl", "parallel.axes=[4]", "parallel.head=r",
+                                     "parallel.table=f", format("optim.name={}", optimizer)};
+    Config config = model(sets);
+    config.parallel.layer = {{.stream = "r",
+                              .attention = {attention},
+                              .hidden = "r",
+                              .qkv = "f",
+                              .out = "f",
+                              .up = "f",
+                              .down = "f",
+                              .experts = "e"}};
+    return price_config(config, kVocab, cluster).time;
+  };
+  for (const double imbalance : {1.0, 2.0}) {
+    const double rows = time('r', "adamw", imbalance).exchange;
+    EXPECT_GT(rows, 0);
+    EXPECT_EQ(time('c', "adamw", imbalance).exchange, rows);
+    EXPECT_EQ(time('r', "muon", imbalance).exchange, rows);
+  }
+}
+
 TEST(ExpertsPlan, TellsWhatIsExchanged) {
   const Plan plan = plan_on_4(divided(), tests::cluster_file("h100"));
   // 64 rows, 2 choices, 3 of 4 to other ranks; x, y and their gradients of 256 bf16, and two weights in fp32.

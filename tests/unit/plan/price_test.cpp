@@ -194,7 +194,7 @@ class Play : public testing::Test {
   }
   int64_t gather(double megabytes, comm::Purpose purpose = comm::Purpose::weights) {
     return recorder_.add_collective({step_.mesh.set("x"), CommOp::all_gather, DType::f32},
-                                    static_cast<uint8_t>(purpose), static_cast<int64_t>(megabytes * 250'000), 0);
+                                    static_cast<uint8_t>(purpose), static_cast<int64_t>(megabytes * 250'000), 0, false);
   }
   void wait(int64_t collective) { recorder_.add_wait(collective); }
   StepTime played() {
@@ -265,7 +265,7 @@ TEST_F(Play, ExchangesScalarsNextToAnyQueue) {
   cluster_.lanes = 1;
   const int64_t gathered = gather(4);
   const int64_t scalar = recorder_.add_collective({step_.mesh.set("x"), CommOp::all_reduce, DType::f64},
-                                                  static_cast<uint8_t>(comm::Purpose::control), 1, 0);
+                                                  static_cast<uint8_t>(comm::Purpose::control), 1, 0, false);
   wait(scalar);
   wait(gathered);
   const StepTime time = played();
@@ -277,7 +277,7 @@ TEST_F(Play, SendsOnLinksNextToAnyQueue) {
   const auto send = [&](int link) {
     const comm::Group group{.link = link};
     return recorder_.add_collective({step_.mesh.set("x"), CommOp::send, DType::f32},
-                                    static_cast<uint8_t>(group.queue()), 1'000'000, 0);
+                                    static_cast<uint8_t>(group.queue()), 1'000'000, 0, false);
   };
   for (const int lanes : {1, 3}) {
     cluster_.lanes = lanes;

@@ -46,7 +46,7 @@ TEST(OffloadOnRanks, BytesOfAStepAreThoseOfNone) {
 class OrderOfCollectives final : public Recorder {
  public:
   void add_operator(const OpCall&) override {}
-  int64_t add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t) override {
+  int64_t add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t, bool) override {
     const auto op = static_cast<uint64_t>(key.op), dtype = static_cast<uint64_t>(key.dtype);
     for (const uint64_t word : {uint64_t{key.axes}, op, dtype, uint64_t{queue}, static_cast<uint64_t>(elements)})
       hash = (hash ^ word) * 1099511628211u;
