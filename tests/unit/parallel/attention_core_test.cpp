@@ -171,6 +171,21 @@ TEST(SharedAttention, ComputesGoldenValuesByAnyExchangeOnAnyNumberOfRanks) {
         }
 }
 
+// A mistake in any element changes these.
+TEST(SharedAttention, ComputesTheGoldenSumsOfGradients) {
+  for (const auto& [tokens, by_heads] : {std::pair<int64_t, int64_t>{1, 1}, {2, 2}, {3, 1}, {4, 2}})
+    for (const Transfer schedule : {Transfer::at_once, Transfer::ring}) {
+      SCOPED_TRACE(format("{} x {} ranks, {}", tokens, by_heads, schedule == Transfer::ring ? "ring" : "gather"));
+      const Results r = attend(tokens, by_heads, schedule, {});
+      for (const auto& [name, golden] :
+           {std::pair{'q', 95.717019636875}, {'k', 176.20200519575}, {'v', 414.11099743088}}) {
+        double sum = 0;
+        for (const double x : r.of.at(name)) sum += std::abs(x);
+        EXPECT_NEAR(sum, golden, 1e-10) << name;
+      }
+    }
+}
+
 TEST(SharedAttention, EqualsOneRankForWindowsAndDocumentsThatCrossSegments) {
   for (const int64_t window : {0, 1, 5, 6, 7, 13, 40, 60})
     for (const bool documents : {false, true}) {
@@ -198,11 +213,25 @@ TEST(SharedAttention, SendsWhatTheClosedFormsSay) {
                                       by_ring = {{CommOp::shift, 2 * (c - 1) * n * e + c * n * a}};
       EXPECT_EQ(gather.wire, by_gather);
       EXPECT_EQ(ring.wire, by_ring);
-      // Windows of at most a segment and one row: everyone needs one segment before each of its two.
-      const Results halo = attend(c, 1, Transfer::ring, {kTokens / (2 * c)}, type);
-      const int64_t moved = 2 * (c - 1) * n / (2 * c);
-      EXPECT_EQ(halo.wire, (std::map<CommOp, int64_t>{{CommOp::all_to_all, moved * (2 * e + a)}}));
     }
+}
+
+// A rank receives the segments that its own two see and that it does not have. Of four ranks, in windows of a segment:
+// [6] [0 5] [1 4] [2]; of four segments: 16 of the other ranks' 24.
+TEST(SharedAttention, SendsOnlySegmentsThatWindowsSee) {
+  struct Halo {
+    int64_t ranks, window, received;  // window in tokens; segments that all ranks receive
+  };
+  for (const auto& [c, window, received] :
+       {Halo{2, 12, 2}, {3, 8, 4}, {4, 6, 6}, {4, 7, 6}, {4, 8, 11}, {4, 12, 11}, {4, 24, 16}, {8, 2, 14}, {8, 4, 14}})
+    for (const DType type : {DType::f64, DType::bf16})
+      for (const Transfer schedule : {Transfer::at_once, Transfer::ring}) {
+        SCOPED_TRACE(format("{} ranks, window of {}, {}", c, window, name_of(type)));
+        const int64_t segment = 2 * kCopies * kTokens * kKeyHeads * kSize / (2 * c), e = size_of(type),
+                      a = size_of(accumulator_of(type));
+        EXPECT_EQ(attend(c, 1, schedule, {window}, type).wire,
+                  (std::map<CommOp, int64_t>{{CommOp::all_to_all, received * segment * (2 * e + a)}}));
+      }
 }
 
 }  // namespace

@@ -58,12 +58,16 @@ TEST(RowOrder, StoredValuesAreThoseOfTheirRows) {
   EXPECT_EQ(order.stored(weights, memory).size(), 16u) << "the memory is used again";
 }
 
-// A shift by one row within a rank's rows, instead of the targets of the loader, would be wrong in these rows.
+// The target of these rows is not the id of the next stored row, so a shift of stored ids would be wrong there.
 TEST(RowOrder, InterruptsSequencesAtBordersOfSegments) {
   const auto interrupted = [](int64_t c, int64_t sequences) {
     const RowOrder order(groups_of(1, c), sequences, 48);
+    std::vector<int32_t> ids(static_cast<size_t>(sequences * 48)), targets(ids.size()), memory[2];
+    std::iota(ids.begin(), ids.end(), 0);
+    std::iota(targets.begin(), targets.end(), 1);
+    const std::vector<int32_t>&stored_ids = order.stored(ids, memory[0]), &stored = order.stored(targets, memory[1]);
     int64_t count = 1;  // the last row
-    for (size_t r = 0; r + 1 < order.rows().size(); ++r) count += order.rows()[r + 1] != order.rows()[r] + 1;
+    for (size_t r = 0; r + 1 < stored.size(); ++r) count += stored[r] != stored_ids[r + 1];
     return count;
   };
   EXPECT_EQ(interrupted(2, 2), 8);

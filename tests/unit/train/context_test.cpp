@@ -1,5 +1,6 @@
-// Context parallelism at lengths for which it is made: gradients of one rank, and memory.
-#include "rigs/layouts.h"
+// Context parallelism at lengths for which it is made: gradients of one rank, and memory. Targets across the borders of
+// ranks.
+#include "rigs/layout_cases.h"
 #include "rigs/slow.h"
 
 namespace trainer::tests {
@@ -35,6 +36,26 @@ BytesByCategory memory_of(const Config& c, DType compute = DType::f32, int64_t v
   train::Trainer trainer(device, *world, c, vocab, compute);
   trainer.plan();
   return trainer.memory();
+}
+/// Returns a program of rank 0 of all ranks, computed in bf16.
+Arena::Program program_of(const Config& c, const char* name) {
+  device::DryDevice device(1);
+  const auto world = comm::dry_world(static_cast<int>(config::ranks_of_replica(c)));
+  train::Trainer trainer(device, *world, c, kTinyVocab, DType::bf16);
+  trainer.plan();
+  return trainer.arena().programs().at(name);
+}
+/// Returns the most bytes alive at once in tensors whose names begin with `prefix`.
+int64_t most_alive(const Arena::Program& program, std::string_view prefix) {
+  std::map<int64_t, int64_t> changes;
+  for (const Arena::Interval& item : program.intervals) {
+    if (!item.tag.starts_with(prefix)) continue;
+    changes[item.first] += item.bytes;
+    changes[item.last] -= item.bytes;
+  }
+  int64_t alive = 0, most = 0;
+  for (const auto& [time, change] : changes) most = std::max(most, alive += change);
+  return most;
 }
 double activations(const Config& c) { return static_cast<double>(memory_of(c).at("activations")); }
 
@@ -72,6 +93,80 @@ TEST(Context, OfManyTokensTakesLittleMoreThanItsShareOfTheActivations) {
     deep.model.d_ff = 1024;
     const double share = activations(deep) / activations(on_one_rank(deep));
     EXPECT_LE(share, most) << "heads over " << way.heads;
+  }
+}
+
+/// 131072 tokens, four heads of 16 features, and rotary positions, which have no weights.
+Config long_sequence(int64_t ranks, Panels kv, int64_t layers) {
+  Config c = one_sequence(131072, ranks, 1, kv);
+  config::set_family(c.model, config::Arch::llama);
+  c.model.tie_embeddings = c.model.bias = false;
+  c.model.d_model = 64;
+  c.model.n_layer = layers;
+  return c;
+}
+
+TEST(Context, SavesInEachLayerAnEqualShareOfEveryTensor) {
+  for (const Panels kv : {Panels::gather, Panels::ring}) {
+    const auto saved = [&](int64_t ranks) {
+      return most_alive(program_of(long_sequence(ranks, kv, 4), "train"), "") -
+             most_alive(program_of(long_sequence(ranks, kv, 2), "train"), "");
+    };
+    const int64_t whole = saved(1);
+    EXPECT_GT(whole, 2 * 131072 * 64 * 2) << "of two layers, at least an input of bf16";
+    for (const int64_t ranks : {2, 4, 8}) EXPECT_EQ(saved(ranks) * ranks, whole) << ranks << " ranks";
+  }
+}
+
+// The closed forms: e, a: bytes of bf16 and f32; rows and own: tokens of all ranks and of this one. A gather takes one
+// of the four heads at a time, 16 features of keys and of values, twice; next to it is the message of this rank's own.
+TEST(Context, TakesTheMemoryOfItsExchange) {
+  constexpr double e = 2, a = 4, rows = 131072;
+  for (const double ranks : {4., 8.}) {
+    const double own = rows / ranks, head = 2 * 16, all = 4 * head, queries = 64;
+    const auto expect = [&](Panels kv, const char* program, double bytes) {
+      const Config c = long_sequence(static_cast<int64_t>(ranks), kv, 2);
+      EXPECT_NEAR(static_cast<double>(most_alive(program_of(c, program), "context.")), bytes, 0.02 * bytes)
+          << ranks << " ranks, " << program << (kv == Panels::ring ? ", ring" : ", gather");
+    };
+    expect(Panels::gather, "evaluate", (2 * rows + own) * head * e);
+    expect(Panels::gather, "train", (2 * rows + own) * head * (e + a));
+    expect(Panels::ring, "evaluate", 2 * own * all * e + own * queries * (a + e / 2));
+    expect(Panels::ring, "train", own * all * (2 * e + 3 * a) + own * queries * a);
+  }
+}
+
+/// Returns the loss of the first step. `shifted`: targets are the next of the rows that the same rank has.
+double loss_of(const Config& c, bool shifted) {
+  double loss = 0;
+  const int64_t ranks = config::ranks_of_replica(c);
+  comm::run_on_threads(static_cast<int>(ranks), {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f64, 1);
+    if (shifted)
+      run.batches = [&, loader = run.batches](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+        loader(sample, sequences, out);
+        const std::vector<int32_t>& rows = run.trainer.row_order().rows();
+        ASSERT_EQ(rows.size(), out.ids.size());
+        const size_t own = rows.size() / static_cast<size_t>(c.parallel.context);
+        for (size_t r = 0; r < rows.size(); ++r) {
+          const size_t next = r / own * own + (r + 1) % own;
+          out.targets[static_cast<size_t>(rows[r])] = out.ids[static_cast<size_t>(rows[next])];
+        }
+      };
+    const double found = run.step(1).loss;
+    if (world.first()) loss = found;
+  });
+  return loss;
+}
+
+// A shift within each rank's rows, instead of the loader's targets, must not go unnoticed.
+TEST(Context, NeedsTargetsFromOtherRanks) {
+  for (const LayoutCase& one : layouts_named({"Shards2Data1Gpt2Shared2Gather", "Shards4Data1LlamaShared4Ring",
+                                              "Tensor2Data1SpEach2LlamaShared2Gather"})) {
+    SCOPED_TRACE(one.name);
+    const double expected = loss_of(on_one_rank(one.config), false);
+    EXPECT_NEAR(loss_of(one.config, false), expected, 1e-12 * expected);
+    EXPECT_GT(std::abs(loss_of(one.config, true) - expected), 1e-6 * expected);
   }
 }
 
