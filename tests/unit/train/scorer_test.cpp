@@ -6,9 +6,7 @@
 #include <mutex>
 
 #include "reference/reference_model.h"
-#include "rigs/axonn.h"
-#include "rigs/megatron.h"
-#include "rigs/optimus.h"
+#include "rigs/layout_cases.h"
 
 namespace trainer::tests {
 namespace {
@@ -74,16 +72,17 @@ TEST(Scorer, AgreesWithTheReferenceOnEachSequence) {
 }
 
 /// Returns the losses of 2 batches, from one rank that takes one after the other, or from the ranks of a layout.
-std::vector<double> losses(const config::Config& c, int64_t vocab, DType compute) {
+/// `longest`: as of train::Scorer.
+std::vector<double> losses(const config::Config& c, int64_t vocab, int64_t longest) {
   std::vector<double> found;
   std::mutex mutex;
   const auto ranks = static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(c.parallel.data, 1));
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
     device::CpuDevice device(1);
-    train::ModelRunner runner(device, world, c, vocab, compute);
+    train::ModelRunner runner(device, world, c, vocab, DType::f64);
     runner.plan();
     runner.store().initialize(static_cast<uint64_t>(c.run.seed));
-    train::Scorer scorer(runner, c.model.seq_len);
+    train::Scorer scorer(runner, longest);
     std::vector<double> mine;
     for (int64_t first = 0; first < 2; first += runner.replicas()) {
       const auto batch = random_batch(scorer.sequences(), scorer.length(), vocab, first + runner.replica());
@@ -96,9 +95,11 @@ std::vector<double> losses(const config::Config& c, int64_t vocab, DType compute
   return found;
 }
 
-void expect_as_one_rank(config::Config c, int64_t vocab = kTinyVocab) {
+/// `parts`: into which the scorer divides sequences.
+void expect_as_one_rank(config::Config c, int64_t vocab = kTinyVocab, int64_t parts = 1) {
   c.model.dropout = 0;
-  const std::vector<double> single = losses(on_one_rank(c), vocab, DType::f64), shared = losses(c, vocab, DType::f64);
+  const int64_t longest = c.model.seq_len / parts;
+  const std::vector<double> single = losses(on_one_rank(c), vocab, longest), shared = losses(c, vocab, longest);
   ASSERT_EQ(single.size(), shared.size());
   for (size_t i = 0; i < single.size(); ++i) EXPECT_NEAR(shared[i], single[i], 1e-11 * single[i]) << "sequence " << i;
 }
@@ -114,6 +115,13 @@ TEST(Scorer, FindsTheSameOnEveryLayout) {
   grid = configure(AxonnGrid{.x = 1, .y = 2, .z = 2, .data = 1});
   grid.train.micro_batch = 6;
   expect_as_one_rank(grid);
+  for (const LayoutCase& one : layouts_named({"Shards2Data1Gpt2Shared2Gather", "Shards6Data1LlamaShared3Ring",
+                                              "Tensor2Data1SpEach2LlamaShared2Ring", "X1Y2Z4Data1LlamaShared2Gather"}))
+    for (const int64_t parts : {1, 2}) {
+      SCOPED_TRACE(format("{}, parts: {}", one.name, parts));
+      expect_as_one_rank(one.config, kTinyVocab, parts);
+    }
+  expect_as_one_rank(layouts_named({"Shards4Data2Gpt2Shared4Heads2Gather"}).front().config);
 }
 
 // The head of a large vocabulary takes rows in chunks, each with rows of all ranks that share the vocabulary: here two

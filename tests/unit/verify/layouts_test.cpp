@@ -1,4 +1,4 @@
-// Layouts with pipeline stages or experts pass all checks, with bounds for f64.
+// Layouts with pipeline stages, experts or shared sequences pass all checks, with bounds for f64.
 #include <gtest/gtest.h>
 
 #include "config/layouts.h"
@@ -40,6 +40,22 @@ const Layout kLayouts[] = {
     {"ContextAndExperts",
      {"model.n_layer=2", "model.arch=mixtral", "model.n_expert=4", "model.d_expert=64", "parallel.strategy=fsdp",
       "parallel.shards=4", "parallel.context=2", "parallel.experts=2", "train.micro_batch=2"},
+     false},
+    {"ContextGather",
+     {"model.n_layer=2", "model.d_ff=128", "parallel.strategy=fsdp", "parallel.shards=2", "parallel.context=2",
+      "parallel.context_heads=1", "parallel.context_kv=gather"},
+     false},
+    {"ContextRing",
+     {"model.n_layer=2", "model.d_ff=128", "model.window=10", "model.window_full_every=2", "parallel.strategy=fsdp",
+      "parallel.shards=4", "parallel.context=4", "parallel.context_heads=1", "parallel.context_kv=ring"},
+     false},
+    {"ContextHeadsAndTokens",
+     {"model.n_layer=2", "model.d_ff=128", "parallel.strategy=fsdp", "parallel.shards=4", "parallel.context=4",
+      "parallel.context_heads=2", "parallel.context_kv=gather"},
+     false},
+    {"ContextAndTensor",
+     {"model.n_layer=2", "model.arch=llama", "model.d_ff=128", "parallel.tensor=2", "parallel.context=2",
+      "parallel.context_kv=ring"},
      false},
     {"TableWithExperts",
      {"model.n_layer=2", "model.arch=mixtral", "model.n_expert=4", "model.d_expert=64", "parallel.strategy=autoddl",
