@@ -31,6 +31,17 @@ int64_t context_heads(const Config& config) {
   return best;
 }
 
+bool shares_tokens(const Config& config) {
+  const sharding::ModelSharding s = sharding_of(config);
+  return !s.layers.empty() && s.wide(s.layers.front().context.axes) != 0;
+}
+
+int64_t gathered_heads(int64_t kv_heads) {
+  int64_t heads = (kv_heads + 3) / 4;
+  while (kv_heads % heads != 0) ++heads;
+  return heads;
+}
+
 std::string context_text(const Config& config) {
   const sharding::ModelSharding s = sharding_of(config);
   const sharding::Layer& layer = s.layers.front();
@@ -45,12 +56,14 @@ std::string context_text(const Config& config) {
 }
 
 std::string context_line(const Config& config) {
-  const int64_t sequences = config.train.micro_batch, length = config.model.seq_len;
-  if (config.parallel.context == 1) return {};
   const sharding::ModelSharding s = sharding_of(config);
-  const int64_t ranks = s.ranks(s.layers.front().stream.rows | s.layers.front().attention.rows) * s.depth();
-  return format("context {}{}: {} of {} tokens per replica, {} tokens per rank", config.parallel.context,
-                context_text(config), counted(sequences, "sequence"), length, sequences * length / ranks);
+  const sharding::Layer& layer = s.layers.front();
+  const int64_t context = std::max(config.parallel.context, s.ranks(layer.context.axes));
+  if (context == 1) return {};
+  const int64_t sequences = config.train.micro_batch, length = config.model.seq_len,
+                by_heads = context / s.ranks(layer.context.axes), ranks = s.ranks(layer.attention.rows) * by_heads;
+  return format("context {}{}: {} of {} tokens per replica, {} tokens per rank", context, context_text(config),
+                counted(sequences, "sequence"), length, sequences * length / (ranks * s.depth()));
 }
 
 }  // namespace trainer::config

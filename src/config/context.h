@@ -9,11 +9,16 @@ namespace trainer::config {
 /// Returns how many of parallel.context ranks exchange heads: parallel.context_heads, or, if that is 0, the number with
 /// which a rank sends the fewest bytes in attention (bf16), the larger of equals.
 int64_t context_heads(const Config& config);
+/// True if ranks have different tokens of the same sequences.
+bool shares_tokens(const Config& config);
+/// Returns how many key heads of a rank are gathered at a time: few enough that most of the exchange overlaps with
+/// attention to the heads before, enough for long messages.
+int64_t gathered_heads(int64_t kv_heads);
 /// Returns how ranks have different tokens of the same sequences, as parentheses: " (heads 8 x tokens 2, gather)";
 /// empty if there are no such ranks.
 std::string context_text(const Config& config);
-/// Returns the sizes that follow, for the log: "1 sequence of 32768 tokens per replica, 8192 tokens per rank"; empty if
-/// no ranks share sequences.
+/// Returns the line of the start log: "context 8 (ring): 1 sequence of 32768 tokens per replica, 4096 tokens per rank";
+/// empty if parallel.context is 1.
 std::string context_line(const Config& config);
 
 }  // namespace trainer::config

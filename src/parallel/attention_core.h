@@ -18,7 +18,7 @@ class AttentionCore {
  public:
   struct Saved {
     Scratch context;  // [n, A·D]
-    Scratch lse;      // [b·A, S] accumulator type; by call where a pass has several
+    Scratch lse;      // [b·A, S] accumulator type; [calls][b·A, queries of a call] where a pass makes several
   };
   /// Rows are split along the rows of layer.attention, heads along its columns. If there are more ranks than key/value
   /// heads, several ranks hold the same key/value head.
@@ -27,7 +27,8 @@ class AttentionCore {
 
   /// Sets `saved`. In generation, first appends keys and values to the caches, and stores no log-sum-exps.
   virtual void forward(Exec& ex, const Batch& batch, const Heads& x, Saved& saved);
-  /// Returns the gradients of q ‖ k ‖ v, given that of the context.
+  /// Returns the gradients of q ‖ k ‖ v, [n, (A+2K)·D], given that of the context [n, A·D]. Both passes of derived
+  /// classes join their collectives before they return; all ranks that share sequences must call them.
   virtual Scratch backward(Exec& ex, const Batch& batch, const Tensor& dcontext, const Heads& x, const Saved& saved);
 
   /// Returns the elements of `all`, one of the batch's tensors [N], for this rank's rows of q, k and v; empty if `all`

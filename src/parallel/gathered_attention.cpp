@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "config/context.h"
 #include "ops/activation.h"
 #include "ops/elementwise.h"
 #include "parallel/shared_attention.h"
@@ -9,25 +10,17 @@ namespace {
 
 Tensor flat(const Tensor& x) { return x.reshape({x.count()}); }
 
-/// Returns the number of key heads that are gathered at a time: enough steps to overlap most of the exchange, few
-/// enough for long messages.
-int64_t heads_per_step(int64_t heads) {
-  int64_t step = (heads + 3) / 4;
-  while (heads % step != 0) ++step;
-  return step;
-}
-
 }  // namespace
 
 GatheredAttention::GatheredAttention(const Ranks& ranks, const sharding::Layer& layer, const LayerSpec& spec)
     : SharedAttention(ranks, layer, spec),
       window_(window_of(spec.model, spec.layer)),
       heads_(key_width() / head_dim()),
-      step_heads_(heads_per_step(heads_)),
+      step_heads_(config::gathered_heads(heads_)),
       steps_(heads_ / step_heads_) {}
 
 bool GatheredAttention::sees(int64_t rank, int64_t other) const {
-  if (window_ == 0) return true;  // gathered from all ranks, although no query sees the last segments
+  if (window_ == 0) return true;  // all ranks receive everything, although their queries do not see the latest segments
   for (const int64_t half : {0, 1})
     if (const int64_t own = segment(rank, half); other <= own && other >= own - reach_) return true;
   return false;
@@ -73,9 +66,9 @@ Tensor GatheredAttention::segment_of(const Tensor& natural, int64_t number) cons
   return natural.reshape({sequences_, std::ssize(held_) * size}).col_range(at * size, size);
 }
 
-GatheredAttention::Sent GatheredAttention::send(Exec& ex, const Heads& x, int64_t step) {
+GatheredAttention::InFlight GatheredAttention::send(Exec& ex, const Heads& x, int64_t step) {
   const int64_t width = step_heads_ * head_dim(), rows = sequences_ * length_;
-  Sent sent{ex.take("context.received", {std::ssize(arriving_) * rows, 2 * width}, x.k.dtype), {}};
+  InFlight sent{ex.take("context.received", {std::ssize(arriving_) * rows, 2 * width}, x.k.dtype), {}};
   if (window_ == 0) {
     Scratch own = ex.take("context.sent", {2 * rows, 2 * width}, x.k.dtype);
     pack(ex, x, step * width, width, own);
@@ -95,7 +88,7 @@ GatheredAttention::Sent GatheredAttention::send(Exec& ex, const Heads& x, int64_
   return sent;
 }
 
-Scratch GatheredAttention::receive(Exec& ex, Sent sent) {
+Scratch GatheredAttention::receive(Exec& ex, InFlight sent) {
   finish(ex, sent.ticket);
   const Tensor received = sent.received;
   const int64_t rows = sequences_ * length_;
@@ -106,7 +99,7 @@ Scratch GatheredAttention::receive(Exec& ex, Sent sent) {
   return natural;
 }
 
-GatheredAttention::Sent GatheredAttention::give_back(Exec& ex, Scratch sums) {
+GatheredAttention::InFlight GatheredAttention::start_sums(Exec& ex, Scratch sums) {
   const Tensor natural = sums;
   const int64_t rows = sequences_ * length_, cols = natural.cols();
   Scratch message = ex.take("context.sums.sent", natural.shape, natural.dtype);
@@ -115,7 +108,7 @@ GatheredAttention::Sent GatheredAttention::give_back(Exec& ex, Scratch sums) {
                            message.tensor().row_range(i * rows, rows).reshape({sequences_, length_ * cols})});
   sums.reset();
   const int64_t pieces = window_ == 0 ? 2 : std::ssize(sent_);
-  Sent sent{ex.take("context.sums.received", {pieces * rows, cols}, natural.dtype), {}};
+  InFlight sent{ex.take("context.sums.received", {pieces * rows, cols}, natural.dtype), {}};
   sent.ticket = window_ == 0 ? group().reduce_scatter(ex, flat(message), flat(sent.received))
                              : group().all_to_all(ex, flat(message), flat(sent.received), counts(/*back=*/true));
   sent.ticket.keep(std::move(message));
@@ -123,7 +116,7 @@ GatheredAttention::Sent GatheredAttention::give_back(Exec& ex, Scratch sums) {
   return sent;
 }
 
-void GatheredAttention::take_back(Exec& ex, Sent sent, int64_t step, const Tensor& dqkv) {
+void GatheredAttention::finish_sums(Exec& ex, InFlight sent, int64_t step, const Tensor& dqkv) {
   finish(ex, sent.ticket);
   if (window_ > 0) {
     const Tensor received = sent.received;
@@ -136,7 +129,7 @@ void GatheredAttention::take_back(Exec& ex, Sent sent, int64_t step, const Tenso
     }
     sent.received = std::move(own);
   }
-  store(ex, std::move(sent.received), step * step_heads_ * head_dim(), dqkv);
+  store(ex, sent.received, step * step_heads_ * head_dim(), dqkv);
 }
 
 GatheredAttention::Call GatheredAttention::call(const ops::AttentionForward& all, const Tensor& keys, int64_t step,
@@ -173,7 +166,7 @@ void GatheredAttention::forward(Exec& ex, const Batch& batch, const Heads& x, Sa
   plan(all.shape.batch, all.shape.q_len / 2);
   saved.context = ex.take("attention.context", {x.q.rows(), query_width()}, x.q.dtype);
   saved.lse = ex.take("attention.lse", {2 * all.shape.batch * all.shape.heads, length_}, accumulator_of(x.q.dtype));
-  Sent coming = send(ex, x, 0);
+  InFlight coming = send(ex, x, 0);
   for (int64_t step = 0; step < steps_; ++step) {
     const Scratch keys = receive(ex, std::move(coming));
     if (step + 1 < steps_) coming = send(ex, x, step + 1);
@@ -191,7 +184,7 @@ Scratch GatheredAttention::backward(Exec& ex, const Batch& batch, const Tensor& 
   const ops::AttentionForward all = op(batch, x);
   plan(all.shape.batch, all.shape.q_len / 2);
   Scratch d = ex.take("attention.dqkv", {x.q.rows(), query_width() + 2 * key_width()}, x.q.dtype);
-  Sent coming = send(ex, x, 0), leaving;
+  InFlight coming = send(ex, x, 0), leaving;
   for (int64_t step = 0; step < steps_; ++step) {
     Scratch keys = receive(ex, std::move(coming));
     if (step + 1 < steps_) coming = send(ex, x, step + 1);
@@ -211,10 +204,10 @@ Scratch GatheredAttention::backward(Exec& ex, const Batch& batch, const Tensor& 
       ops::run(ex, back);
     }
     keys.reset();
-    if (step > 0) take_back(ex, std::move(leaving), step - 1, d);
-    leaving = give_back(ex, std::move(sums));
+    if (step > 0) finish_sums(ex, std::move(leaving), step - 1, d);
+    leaving = start_sums(ex, std::move(sums));
   }
-  take_back(ex, std::move(leaving), steps_ - 1, d);
+  finish_sums(ex, std::move(leaving), steps_ - 1, d);
   return d;
 }
 

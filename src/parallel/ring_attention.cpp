@@ -4,6 +4,15 @@
 #include "parallel/shared_attention.h"
 
 namespace trainer::parallel {
+namespace {
+
+/// Returns the halves of the columns k ‖ v.
+Heads keys_and_values(const Tensor& block) {
+  const int64_t width = block.cols() / 2;
+  return {{}, block.col_range(0, width), block.col_range(width, width)};
+}
+
+}  // namespace
 
 comm::Ticket RingAttention::pass(Exec& ex, const Tensor& from, const Tensor& to) const {
   const auto flat = [](const Tensor& x) { return x.reshape({x.count()}); };
@@ -12,14 +21,13 @@ comm::Ticket RingAttention::pass(Exec& ex, const Tensor& from, const Tensor& to)
 
 // Queries of a segment see the keys of earlier segments, and the earlier ones of their own.
 template <typename F>
-void RingAttention::each_call(const ops::AttentionForward& all, const Tensor& block, int64_t from, F&& attend) const {
+void RingAttention::each_call(const ops::AttentionForward& all, const Heads& block, int64_t from, F&& attend) const {
   for (const int64_t query_half : {0, 1})
     for (const int64_t key_half : {0, 1}) {
       if (segment(rank_, query_half) < segment(from, key_half)) continue;
       ops::AttentionForward op = queries_of(all, query_half);
-      const Tensor keys = half_of(block, key_half);
-      op.k = keys.col_range(0, key_width());
-      op.v = keys.col_range(key_width(), key_width());
+      op.k = half_of(block.k, key_half);
+      op.v = half_of(block.v, key_half);
       op.shape.first_key = segment(from, key_half) * op.shape.k_len;
       attend(op, query_half, key_half);
     }
@@ -46,7 +54,7 @@ void RingAttention::forward(Exec& ex, const Batch& batch, const Heads& x, Saved&
       next = ex.take("context.keys", block, type);
       coming = pass(ex, held, next);
     }
-    each_call(all, held, from, [&](ops::AttentionForward& op, int64_t half, int64_t key_half) {
+    each_call(all, keys_and_values(held), from, [&](ops::AttentionForward& op, int64_t half, int64_t key_half) {
       const Scratch part = ex.take("context.part", {op.q.rows(), op.q.cols()}, type),
                     lse = ex.take("context.part.lse", {lines, length}, sum_type);
       op.out = part;
@@ -66,6 +74,8 @@ void RingAttention::forward(Exec& ex, const Batch& batch, const Heads& x, Saved&
   if (wide) ops::run(ex, ops::Cast{wide, saved.context});
 }
 
+// The sums of a block begin at the rank after its owner and visit the other ranks. The owner computes a part of its own
+// while the first keys arrive, and the rest while the sums return.
 Scratch RingAttention::backward(Exec& ex, const Batch& batch, const Tensor& dcontext, const Heads& x,
                                 const Saved& saved) {
   const ops::AttentionForward all = op(batch, x);
@@ -73,47 +83,64 @@ Scratch RingAttention::backward(Exec& ex, const Batch& batch, const Tensor& dcon
   const Shape block{x.k.rows(), 2 * key_width()};
   Scratch d = ex.take("attention.dqkv", {x.q.rows(), query_width() + 2 * key_width()}, type), wide;
   if (sum_type != type) wide = ex.take("context.dq", {x.q.rows(), query_width()}, sum_type);
-  const Tensor cleared = wide ? wide.tensor() : d.tensor(), dq = cleared.col_range(0, query_width());
-  ex.device.clear(cleared.data, cleared.bytes());
-  Scratch held = ex.take("context.keys", block, type), sums;  // sums of the block that this rank has next
-  pack(ex, x, 0, key_width(), held);
+  const Tensor to_clear = wide ? wide.tensor() : d.tensor(), dq = to_clear.col_range(0, query_width());
+  ex.device.clear(to_clear.data, to_clear.bytes());
+  const auto cleared_sums = [&] {
+    Scratch sums = ex.take("context.sums", block, sum_type);
+    ex.device.clear(sums.tensor().data, sums.tensor().bytes());
+    return sums;
+  };
+  // Adds to dq and to the sums of a block's keys and values, for all calls or those of a kind.
+  const auto add = [&](const Heads& keys, int64_t from, const Tensor& sums, auto&& includes) {
+    each_call(all, keys, from, [&](ops::AttentionForward& op, int64_t half, int64_t key_half) {
+      if (!includes(half, key_half)) return;
+      op.out = half_of(saved.context, half);
+      op.lse = half_of(saved.lse, half);
+      const Heads to = keys_and_values(half_of(sums, key_half));
+      ops::AttentionBackward back{op, half_of(dcontext, half), half_of(dq, half), to.k, to.v};
+      back.add_dq = back.add_dkv = true;
+      ops::run(ex, back);
+    });
+  };
+  const Scratch own = cleared_sums();
+  Scratch held = ex.take("context.keys", block, type), sums;
   comm::Ticket sums_coming;
+  pack(ex, x, 0, key_width(), held);
   for (int64_t step = 0; step < ranks_; ++step) {
-    const int64_t from = (rank_ + ranks_ - step) % ranks_;
     Scratch next;
     comm::Ticket coming;
     if (step + 1 < ranks_) {
       next = ex.take("context.keys", block, type);
       coming = pass(ex, held, next);
     }
-    Scratch own = ex.take("context.sums", block, sum_type);
-    ex.device.clear(own.tensor().data, own.tensor().bytes());
-    each_call(all, held, from, [&](ops::AttentionForward& op, int64_t half, int64_t key_half) {
-      op.out = half_of(saved.context, half);
-      op.lse = half_of(saved.lse, half);
-      const Tensor keys = half_of(own, key_half);
-      ops::AttentionBackward back{op, half_of(dcontext, half), half_of(dq, half), keys.col_range(0, key_width()),
-                                  keys.col_range(key_width(), key_width())};
-      back.add_dq = back.add_dkv = true;
-      ops::run(ex, back);
-    });
-    if (step > 0) {  // a block's sum begins at its owner and visits the ranks after it
-      finish(ex, sums_coming);
-      ops::run(ex, ops::Add{.x = own, .other = sums, .y = own});
+    if (step == 0) {
+      add(x, rank_, own, [](int64_t half, int64_t key_half) { return half != key_half; });
+    } else {
+      const int64_t from = (rank_ + ranks_ - step) % ranks_;
+      Scratch more = cleared_sums();
+      add(keys_and_values(held), from, more, [](int64_t, int64_t) { return true; });
+      if (step > 1) {
+        finish(ex, sums_coming);
+        ops::run(ex, ops::Add{.x = more, .other = sums, .y = more});
+      }
+      sums = ex.take("context.sums", block, sum_type);
+      sums_coming = pass(ex, more, sums);
+      if (sums_coming.is_open()) sums_coming.keep(std::move(more));
     }
-    sums = ex.take("context.sums", block, sum_type);
-    sums_coming = pass(ex, own, sums);
-    if (sums_coming.is_open()) sums_coming.keep(std::move(own));
     finish(ex, coming);
     if (next) held = std::move(next);
   }
+  held.reset();
+  add(x, rank_, own, [](int64_t half, int64_t key_half) { return half == key_half; });
   finish(ex, sums_coming);
+  ops::run(ex, ops::Add{.x = own, .other = sums, .y = own});
+  sums.reset();
   if (wide) {
     const Scratch narrow = ex.take("context.dq.cast", {x.q.rows(), query_width()}, type);
     ops::run(ex, ops::Cast{wide, narrow});
     ops::run(ex, ops::Copy{narrow, d.tensor().col_range(0, query_width())});
   }
-  store(ex, std::move(sums), 0, d);
+  store(ex, own, 0, d);
   return d;
 }
 

@@ -25,12 +25,17 @@ void SharedAttention::pack(Exec& ex, const Heads& x, int64_t begin, int64_t widt
   ops::run(ex, ops::Copy{x.v.col_range(begin, width), message.col_range(width, width)});
 }
 
-void SharedAttention::store(Exec& ex, Scratch sums, int64_t begin, const Tensor& dqkv) const {
-  const int64_t width = sums.tensor().cols() / 2;
-  const Scratch d = cast_to(ex, std::move(sums), dqkv.dtype);
+void SharedAttention::store(Exec& ex, const Tensor& sums, int64_t begin, const Tensor& dqkv) const {
+  const int64_t width = sums.cols() / 2;
+  Scratch narrow;
+  if (sums.dtype != dqkv.dtype) {
+    narrow = ex.take("context.sums.cast", sums.shape, dqkv.dtype);
+    ops::run(ex, ops::Cast{sums, narrow});
+  }
+  const Tensor d = narrow ? narrow.tensor() : sums;
   for (const int64_t i : {0, 1})
-    ops::run(ex, ops::Copy{d.tensor().col_range(i * width, width),
-                           dqkv.col_range(query_width() + i * key_width() + begin, width)});
+    ops::run(ex,
+             ops::Copy{d.col_range(i * width, width), dqkv.col_range(query_width() + i * key_width() + begin, width)});
 }
 
 comm::Ticket SharedAttention::started(Exec& ex, comm::Ticket ticket) const {

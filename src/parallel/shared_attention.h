@@ -27,16 +27,18 @@ class SharedAttention : public AttentionCore {
   /// Copies keys and values, columns [begin, begin + width) of each, to rows [n, 2·width] of a message.
   void pack(Exec& ex, const Heads& x, int64_t begin, int64_t width, const Tensor& message) const;
   /// Writes summed gradients [n, 2·width] of keys and values to their columns of q ‖ k ‖ v.
-  void store(Exec& ex, Scratch sums, int64_t begin, const Tensor& dqkv) const;
-  /// Joins a collective that was started, unless overlap is off and it has been joined at once.
+  void store(Exec& ex, const Tensor& sums, int64_t begin, const Tensor& dqkv) const;
+  /// Joins the ticket immediately if overlap is off.
   comm::Ticket started(Exec& ex, comm::Ticket ticket) const;
+  /// Joins a ticket that is still open.
   static void finish(Exec& ex, comm::Ticket& ticket);
 
   const int64_t ranks_, rank_;  // that share sequences
 };
 
 /// Gathers keys and values before attention to them, a few heads at a time: the next heads' gather overlaps with the
-/// attention of these. Results have the bits of a single rank's kernels if L is a multiple of their block of queries.
+/// attention of these. The context has
+/// the bits of a single rank if L is a multiple of the kernels' block of queries, and with a window of that of keys.
 /// In layers with a window, ranks send each other only the segments that they see.
 class GatheredAttention final : public SharedAttention {
  public:
@@ -46,14 +48,15 @@ class GatheredAttention final : public SharedAttention {
 
  private:
   /// Keys and values on their way to this rank, or sums of their gradients on the way back.
-  struct Sent {
+  struct InFlight {
     Scratch received;
     comm::Ticket ticket;
   };
   /// The call of one half in one step, without the results.
   struct Call {
     ops::AttentionForward op;
-    int64_t first_row, query_col, query_cols;  // of the keys in natural order; of this step's query heads
+    int64_t first_row;              // first key, in natural order
+    int64_t query_col, query_cols;  // columns of this step's query heads
   };
   /// Sets the segments and messages for a number of sequences and a length of segments.
   void plan(int64_t sequences, int64_t length);
@@ -62,11 +65,11 @@ class GatheredAttention final : public SharedAttention {
   Tensor lse_of(const Saved& saved, int64_t step, int64_t half) const;
   /// Returns a segment's rows of all sequences, [sequences, L·cols], of rows in natural order.
   Tensor segment_of(const Tensor& natural, int64_t segment) const;
-  Sent send(Exec& ex, const Heads& x, int64_t step);
+  InFlight send(Exec& ex, const Heads& x, int64_t step);
   /// Returns the keys and values of the segments that this rank holds, in natural order.
-  Scratch receive(Exec& ex, Sent sent);
-  Sent give_back(Exec& ex, Scratch sums);
-  void take_back(Exec& ex, Sent sent, int64_t step, const Tensor& dqkv);
+  Scratch receive(Exec& ex, InFlight sent);
+  InFlight start_sums(Exec& ex, Scratch sums);
+  void finish_sums(Exec& ex, InFlight sent, int64_t step, const Tensor& dqkv);
   comm::PeerCounts counts(bool back) const;
 
   const int64_t window_, heads_, step_heads_, steps_;  // key heads of this rank, and per step
@@ -88,7 +91,7 @@ class RingAttention final : public SharedAttention {
  private:
   /// Calls attend(op, query half, key half) for the pairs of halves of which queries see any key of rank `from`.
   template <typename F>
-  void each_call(const ops::AttentionForward& all, const Tensor& block, int64_t from, F&& attend) const;
+  void each_call(const ops::AttentionForward& all, const Heads& block, int64_t from, F&& attend) const;
   comm::Ticket pass(Exec& ex, const Tensor& from, const Tensor& to) const;
 };
 

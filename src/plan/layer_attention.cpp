@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "config/context.h"
 #include "config/flops.h"
 #include "plan/layer_costs.h"
 
@@ -63,8 +64,7 @@ LayerCosts::KeysAndValues LayerCosts::keys_and_values(const Spread& spread, cons
   const auto size = static_cast<double>(head_size(config_.model));
   const auto heads = static_cast<int64_t>(std::max(1.0, kv_heads_ / ranks(spread.cols)));
   const auto c = static_cast<int64_t>(ranks(context.axes));
-  int64_t at_once = divide_up(heads, int64_t{4});
-  while (heads % at_once != 0) ++at_once;
+  const int64_t at_once = config::gathered_heads(heads);
   KeysAndValues all{.elements = 2 * rows_ / ranks(spread.rows & ~context.axes) * static_cast<double>(heads) * size,
                     .steps = static_cast<double>(heads / at_once)};
   all.sent = all.elements;
@@ -96,14 +96,14 @@ double LayerCosts::exchange(const Spread& spread, const sharding::ContextShardin
       return steps * added(context.axes, step, compute);
     };
     if (window == 0 && context.schedule == sharding::Transfer::ring) {
-      // Every hop but the last of the gradients overlaps with the step of attention next to it.
+      // Every hop overlaps with a step of attention.
       const double hop = collective(context.axes, CommOp::shift, compute_, all.elements / c),
                    hop_of_sums = collective(context.axes, CommOp::shift, sums, all.elements / c);
       const double context_bytes =
           rows_ * queries_ / ranks(spread.rows | spread.cols) * (element_ + 2 * static_cast<double>(size_of(sums)));
       seconds += share * ((1 + repeated()) *
                               (in_steps(c - 1, hop, forward / c) + c * traffic(OpKind::elementwise, context_bytes)) +
-                          in_steps(c - 1, hop + hop_of_sums, backward / c) + hop_of_sums);
+                          in_steps(c - 1, hop + hop_of_sums, backward / c));
       continue;
     }
     // Those of some heads overlap with attention of the heads before them.
@@ -126,7 +126,7 @@ double LayerCosts::exchange_bytes(const Spread& spread, const sharding::ContextS
     const KeysAndValues all = keys_and_values(spread, context, window);
     const bool ring = window == 0 && context.schedule == sharding::Transfer::ring;
     const double queries = rows_ * queries_ / ranks(spread.rows | spread.cols);
-    most = std::max(most, ring ? all.elements / c * (2 * element_ + 3 * wide) + queries * wide
+    most = std::max(most, ring ? all.elements / c * (2 * element_ + 4 * wide) + queries * wide
                                : 2 * all.elements / all.steps * (element_ + wide));
   }
   return most;

@@ -35,6 +35,7 @@ struct Masks {
   int64_t window = 0;
   bool documents = false;  // begin at positions 5, 20 and 31, in the second sequence one later
   double dropout = 0;
+  int64_t length = kTokens;  // tokens of a sequence
 };
 int64_t first_key(const Masks& masks, int64_t sequence, int64_t position) {
   int64_t first = 0;
@@ -61,39 +62,40 @@ Results attend(int64_t tokens, int64_t by_heads, Transfer schedule, const Masks&
       .layers = {
           {.stream = {.rows = t}, .attention = {.rows = t, .cols = h}, .context = {.axes = t, .schedule = schedule}}}};
   config::Model model{.n_layer = 1, .n_head = kHeads, .n_kv_head = kKeyHeads, .d_model = kHeads * kSize};
-  model.seq_len = kTokens;
+  model.seq_len = masks.length;
   model.window = masks.window;
   model.dropout = masks.dropout;
-  const parallel::RowOrder order(s, kCopies, kTokens);
+  const int64_t length = masks.length;
+  const parallel::RowOrder order(s, kCopies, length);
   Results results;
   for (const char name : {'o', 'q', 'k', 'v'})
     results.of[name].assign(
-        static_cast<size_t>(kCopies * kTokens * (name == 'k' || name == 'v' ? kKeyHeads : kHeads) * kSize),
+        static_cast<size_t>(kCopies * length * (name == 'k' || name == 'v' ? kKeyHeads : kHeads) * kSize),
         std::numeric_limits<double>::quiet_NaN());
   std::mutex mutex;
   comm::run_on_threads(static_cast<int>(tokens * by_heads), {.timeout_s = 60}, [&](comm::World& world) {
     Rig rig(world, s, type);
     rig.batch.sequences = kCopies;
-    rig.batch.seq_len = kTokens;
+    rig.batch.seq_len = length;
     rig.batch.dropout = masks.dropout > 0;
     rig.batch.first_sample = 3;
     const parallel::Ranks& ranks = rig.strategy->ranks();
     const parallel::LayerSpec spec{0, 0, model, config::Recompute::none};
     const std::unique_ptr<AttentionCore> core = parallel::attention_core(ranks, s.layers.front(), spec);
-    const int64_t rows = kCopies * kTokens / tokens, first_row = ranks.index(t) * rows;
+    const int64_t rows = kCopies * length / tokens, first_row = ranks.index(t) * rows;
     const auto natural = [&](int64_t row) {
       return order.rows().empty() ? row : order.rows()[static_cast<size_t>(row)];
     };
     std::vector<int32_t> first_keys;
-    for (int64_t row = 0; row < kCopies * kTokens; ++row)
-      first_keys.push_back(static_cast<int32_t>(first_key(masks, natural(row) / kTokens, natural(row) % kTokens)));
+    for (int64_t row = 0; row < kCopies * length; ++row)
+      first_keys.push_back(static_cast<int32_t>(first_key(masks, natural(row) / length, natural(row) % length)));
     if (masks.documents)
       rig.batch.first_key = {reinterpret_cast<std::byte*>(first_keys.data()), {std::ssize(first_keys)}, DType::i32};
     const int64_t q = core->query_width(), k = core->key_width();
     /// Calls f(column of this rank, sequence, position, head, dimension) for the elements of this rank's row.
     const auto each = [&](int64_t row, int64_t width, auto&& f) {
       const int64_t at = natural(first_row + row), head = ranks.index(h) * width / kSize;
-      for (int64_t c = 0; c < width; ++c) f(c, at / kTokens, at % kTokens, head + c / kSize, c % kSize);
+      for (int64_t c = 0; c < width; ++c) f(c, at / length, at % length, head + c / kSize, c % kSize);
     };
     const Scratch qkv = rig.ex.take("qkv", {rows, q + 2 * k}, type), dout = rig.ex.take("dout", {rows, q}, type);
     const Tensor all = qkv;
@@ -116,7 +118,7 @@ Results attend(int64_t tokens, int64_t by_heads, Transfer schedule, const Masks&
     for (int64_t row = 0; row < rows; ++row) {
       const auto keep = [&](char name, const Tensor& from, int64_t heads) {
         each(row, from.cols(), [&](int64_t c, int64_t i, int64_t p, int64_t head, int64_t dim) {
-          results.of[name][static_cast<size_t>(((i * kTokens + p) * heads + head) * kSize + dim)] =
+          results.of[name][static_cast<size_t>(((i * length + p) * heads + head) * kSize + dim)] =
               get(from.row_range(row, 1), c);
         });
       };
@@ -201,6 +203,17 @@ TEST(SharedAttention, EqualsOneRankForWindowsAndDocumentsThatCrossSegments) {
     }
 }
 
+// A segment of 128 tokens is a block of keys of the kernels, and two of queries.
+TEST(SharedAttention, HasTheContextsBitsOfOneRankIfKeysAreGathered) {
+  for (const DType type : {DType::f64, DType::f32, DType::bf16})
+    for (const int64_t window : {0, 200}) {
+      const Masks masks{window, true, 0.1, 768};
+      const Results one = attend(1, 1, Transfer::at_once, masks, type),
+                    three = attend(3, 1, Transfer::at_once, masks, type);
+      EXPECT_TRUE(three.of.at('o') == one.of.at('o')) << name_of(type) << ", window " << window;
+    }
+}
+
 // Elements of keys and values of all ranks: n = 2·sequences·S·key heads·size; each rank has n/c.
 TEST(SharedAttention, SendsWhatTheClosedFormsSay) {
   for (const DType type : {DType::f64, DType::f32, DType::bf16})
@@ -210,7 +223,7 @@ TEST(SharedAttention, SendsWhatTheClosedFormsSay) {
       const Results gather = attend(c, 1, Transfer::at_once, {}, type), ring = attend(c, 1, Transfer::ring, {}, type);
       const std::map<CommOp, int64_t> by_gather = {{CommOp::all_gather, 2 * (c - 1) * n * e},
                                                    {CommOp::reduce_scatter, (c - 1) * n * a}},
-                                      by_ring = {{CommOp::shift, 2 * (c - 1) * n * e + c * n * a}};
+                                      by_ring = {{CommOp::shift, (c - 1) * n * (2 * e + a)}};
       EXPECT_EQ(gather.wire, by_gather);
       EXPECT_EQ(ring.wire, by_ring);
     }

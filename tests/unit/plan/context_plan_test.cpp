@@ -1,4 +1,4 @@
-// What ranks that split the tokens of sequences cost in the additive model: the exchange of keys and values.
+// The additive model's time and memory of ranks that split the tokens of sequences.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -96,8 +96,8 @@ double received(int64_t ranks, int64_t length, int64_t window) {
   return static_cast<double>(count);
 }
 
-// n keys and values of a context with c ranks, sent in 2 bytes, their gradients in 4: gathers (c−1)·n, and (c−1)·n
-// reduced in the backward pass; a ring the same, with c·n/c·(c−1 + 1) gradients; a window only the segments it needs.
+// n keys and values of a context with c ranks, sent in 2 bytes, their gradients in 4: (c−1)·n by gathers, and by a
+// ring; a window only the segments it needs.
 TEST(ContextPlan, TakesTheTimeOfItsBytes) {
   for (const int64_t c : {2, 4, 8})
     for (const int64_t tensor : {int64_t{1}, 8 / c})
@@ -115,8 +115,7 @@ TEST(ContextPlan, TakesTheTimeOfItsBytes) {
               const double n = 2.0 * 4096 * 2 * 12 / static_cast<double>(tensor) * 8, segment = n / (2 * ranks);
               const double passes = again ? 2 : 1;
               const double halo = received(c, 4096 / (2 * c), window) * segment * (2 * passes + 2 + 4);
-              const double sums = (how == Transfer::ring ? ranks : ranks - 1) * n * 4;
-              const double all = (ranks - 1) * n * (2 * passes + 2) + sums;
+              const double all = (ranks - 1) * n * (2 * passes + 2 + 4);
               const double windowed = window == 0 || window == 4096 ? 0 : full_every == 0 ? 4 : 3;
               const double sent = 2 * (windowed * halo + (4 - windowed) * all) / ranks;  // two micro-batches
               EXPECT_NEAR(exchange_seconds(config, only_links(), c, tensor, how), sent * 1e-9,
@@ -126,16 +125,16 @@ TEST(ContextPlan, TakesTheTimeOfItsBytes) {
 }
 
 // 12 key heads are gathered in four parts, 3 heads in three, one in one part.
-TEST(ContextPlan, HidesAllButTheFirstPartOfAGatherAndTheLastHopOfARing) {
+TEST(ContextPlan, OverlapsAllOfARingAndAllButTheFirstPartOfAGather) {
   Cluster slow = only_links();
   for (auto& [type, peak] : slow.peaks) peak = 1e10;
   for (const auto& [tensor, parts] : {std::pair<int64_t, double>{1, 4}, {4, 3}}) {
     const Config config = model({});
     const double n = 2.0 * 4096 * 2 * 12 / static_cast<double>(tensor) * 8, layers = 2 * 4;  // two micro-batches
-    const double gathered = layers * n / 2 * (2 + 2 + 4) / parts * 1e-9, last = layers * n / 2 * 4 * 1e-9;
+    const double gathered = layers * n / 2 * (2 + 2 + 4) / parts * 1e-9;
     const auto exchange = [&](Transfer how) { return exchange_seconds(config, slow, 2, tensor, how); };
     EXPECT_NEAR(exchange(Transfer::at_once) / gathered, 1, 1e-6) << tensor;
-    EXPECT_NEAR(exchange(Transfer::ring) / last, 1, 1e-6) << tensor;
+    EXPECT_NEAR(exchange(Transfer::ring) / gathered, 0, 1e-6) << tensor;
   }
 }
 
@@ -191,15 +190,15 @@ TEST(ContextPlan, TriesContextsOfEveryStrategy) {
   for (const int64_t heads : {1, 2}) EXPECT_TRUE(kinds.contains({heads, config::Panels::ring})) << heads;
 }
 
-// Llama 3 8B, a million tokens on 64 ranks, one sequence: a gather needs 6.44 GB, a ring 0.81 GB.
+// Llama 3 8B, a million tokens on 64 ranks, one sequence: a gather needs 6.44 GB, a ring 0.94 GB.
 TEST(ContextPlan, NeedsTheMemoryOfItsBuffers) {
   const Config config = model({"model.n_layer=32", "model.d_model=4096", "model.n_head=32", "model.n_kv_head=8",
                                "model.head_dim=128", "model.d_ff=14336", "model.seq_len=1048576",
                                "train.global_batch=1", "train.micro_batch=1", "train.recompute=full"});
   const double tokens = 1048576, gather = 2 * tokens * 2 * 2 * 128 * (2 + 4),
-               ring = tokens / 64 * (2 * 8 * 128 * (2 * 2 + 3 * 4) + 32 * 128 * 4);
+               ring = tokens / 64 * (2 * 8 * 128 * (2 * 2 + 4 * 4) + 32 * 128 * 4);
   EXPECT_NEAR(gather, 6.44e9, 0.01e9);
-  EXPECT_NEAR(ring, 0.81e9, 0.01e9);
+  EXPECT_NEAR(ring, 0.94e9, 0.01e9);
   EXPECT_NEAR(bytes(config, layout(32, 64, 1, Transfer::at_once)) - bytes(config, layout(32, 64, 1, Transfer::ring)),
               gather - ring, 1e3);
 }

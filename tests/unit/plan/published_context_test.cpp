@@ -1,5 +1,5 @@
 // Published runs in which ranks share sequences, predicted: Llama 3 8B on two nodes of eight A800 (Fang and Zhao 2024,
-// "USP: A Unified Sequence Parallelism Approach for Long Context Generative AI", tables 6 and 7), and attention alone
+// "USP: A Unified Sequence Parallelism Approach for Long Context Generative AI", tables 6 and 7), and only attention
 // (zhuzilin/ring-flash-attention, README, 01c8baf). The rates of attention are those of the latter.
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ constexpr int64_t kVocab = 128256;
 /// Returns the FLOPs of causal attention without a window, in a forward pass over `tokens`.
 double attention_flops(double tokens, double width) { return 2 * tokens * tokens * width; }
 
-/// Returns a cluster whose causal attention makes so many passes a second over 8192 tokens and 32 heads of 128.
+/// Returns a cluster whose causal attention makes that many passes per second over 8192 tokens and 32 heads of 128.
 Cluster with_attention(Cluster cluster, double forward, double both) {
   const double flops = attention_flops(8192, 4096);
   cluster.attentions = {{.compute = DType::bf16, .length = 8192, .head_dim = 128, .flops = flops * forward},
@@ -200,7 +200,7 @@ TEST(PublishedContexts, OfARingAloneHaveThePublishedShares) {
                    published = backward ? r.of_both : r.of_forward;
       std::cout << format("{}, {}: {:.3f} of the ideal, predicted {:.3f}\n", r.device,
                           backward ? "forward and backward" : "forward", published, share);
-      // The rate of one call on an A100 is that of 8192 keys, but a ring's calls have 4096: forward alone it is off by
+      // The rate of one call on an A100 is that of 8192 keys, but a ring's calls have 4096: the forward pass is off by
       // 9 points.
       if (std::string(r.device) == "A100" && !backward) continue;
       EXPECT_NEAR(share, published, 0.08) << r.device << (backward ? " both" : " forward");

@@ -132,7 +132,7 @@ TEST(Context, TakesTheMemoryOfItsExchange) {
     expect(Panels::gather, "evaluate", (2 * rows + own) * head * e);
     expect(Panels::gather, "train", (2 * rows + own) * head * (e + a));
     expect(Panels::ring, "evaluate", 2 * own * all * e + own * queries * (a + e / 2));
-    expect(Panels::ring, "train", own * all * (2 * e + 3 * a) + own * queries * a);
+    expect(Panels::ring, "train", own * all * (2 * e + 4 * a) + own * queries * a);
   }
 }
 
