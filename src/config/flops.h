@@ -43,7 +43,7 @@ double layer_flops(const config::Model& model, int64_t layer);
 /// Returns the mean number of keys that a query sees in a layer, counted from 0: w − w²/(2·S) with a window of w <= S
 /// keys, S/2 without.
 double keys_in_layer(const config::Model& model, int64_t layer);
-/// Returns its mean over all layers.
+/// Returns the mean of keys_in_layer() over all layers.
 double mean_visible_keys(const config::Model& model);
 /// The definition of full(), for the log.
 inline constexpr std::string_view kFlopsDefinition =

@@ -57,22 +57,22 @@ void declare_parallel(std::vector<Key>& keys) {
       "Context parallelism: ranks that share each sequence, for long sequences, or fewer sequences than ranks. "
       "megatron-1d: a replica has tensor * context ranks; fsdp: context of the shards' ranks, axonn-4d: of the z "
       "ranks, "
-      "so it must divide them; optimus-2d: 1, or all ranks of a column of the mesh. Each rank has two pieces of every "
-      "sequence, an early and a late one, so that all have equal work: 2 * context must divide model.seq_len. autoddl: "
-      "letter s instead.");
+      "so it must divide them; optimus-2d: 1, or all ranks of a column of the mesh. Ranks that split tokens "
+      "(context / context_heads of them) have two pieces of every sequence, an early and a late one, so that all have "
+      "equal work: twice their number must divide model.seq_len. autoddl: letter s instead.");
   parallel.integer(
       "context_heads", &Parallel::context_heads, 0,
       {.range = between(0, 65'536), .unit = "ranks", .strategies = {fsdp}},
-      "fsdp: number of the context ranks that split heads in attention, by all-to-alls (Ulysses); the others split "
-      "tokens and exchange keys and values. Must divide context and model.n_head. context: heads only; 1: tokens only; "
-      "0: whichever sends the fewest bytes.");
+      "fsdp: number of context ranks that split heads in attention, by all-to-alls (Ulysses); context / context_heads "
+      "ranks split tokens and exchange keys and values. Must divide context and model.n_head. 0: whichever sends the "
+      "fewest bytes; 1: tokens only; context: heads only.");
   parallel.choice(
       "context_kv", &Parallel::context_kv, Panels::automatic, {"auto", "gather", "ring"},
       "How keys and values reach the ranks that have other tokens of a sequence. gather: all-gather, some heads at a "
       "time; ring: from rank to rank, each step overlapped with attention to what came before, which takes less "
       "memory; "
       "auto: gather if a rank has two key heads or more and it fits in memory, else ring; a resumed run keeps its "
-      "choice. Layers with a window receive what they see.",
+      "choice. Layers with a window receive only the segments that they see.",
       {.strategies = {megatron_1d, fsdp, optimus_2d, axonn_4d, autoddl}});
   parallel.integer(
       "experts", &Parallel::experts, 1, {.range = between(1, 1024), .unit = "ranks", .strategies = {megatron_1d, fsdp}},
@@ -137,7 +137,7 @@ void declare_parallel(std::vector<Key>& keys) {
       "Type in which bf16 runs reduce partial sums of activations and of their gradients over ranks. fp32: "
       "twice the bytes, but the sum over many ranks is rounded only once; try it from 8 tensor ranks on, and with "
       "model.norm_place = \"post\", where norms follow these sums. Sums of key and value gradients over ranks that "
-      "share heads stay in bf16.");
+      "share heads stay in bf16, those over ranks that share sequences are always in fp32.");
   parallel.dtype(
       "rs_dtype", &Parallel::rs_dtype, {DType::f32, DType::bf16},
       "Strategies with weights in flat shards: type of the reduce-scatter of weight gradients in bf16 runs. "

@@ -50,23 +50,29 @@ std::vector<Parallel> generation_layouts(const Config& config, int world) {
   return chosen;
 }
 
+std::vector<Panels> values_by_memory(const Config& config, const MemoryChoice& choice) {
+  if (!find_key("parallel", choice.name)->belongs(config.parallel.strategy) ||
+      config.parallel.*choice.key != Panels::automatic)
+    return {};
+  if (choice.key == &Parallel::panels && config.model.n_expert > 0) return {Panels::gather};  // any number of rows
+  if (choice.key == &Parallel::context_kv) {
+    const sharding::ModelSharding s = sharding_of(config);
+    const sharding::Layer& layer = s.layers.front();
+    if (s.wide(layer.context.axes) == 0) return {};
+    // With one key head, nothing would overlap with its gather.
+    if (extents_of(config).n_kv_head <= s.ranks(layer.attention.cols)) return {Panels::ring};
+  }
+  return {Panels::gather, Panels::ring};
+}
+
 std::vector<Parallel> choices_by_memory(const Config& config) {
-  const sharding::ModelSharding s = sharding_of(config);
-  const sharding::Layer& layer = s.layers.front();
-  const bool shares = s.wide(layer.context.axes) != 0;
   std::vector<Parallel> all = {config.parallel};
-  for (const auto& [name, key] : kMemoryChoices) {
-    const bool of_context = key == &Parallel::context_kv;
-    if (!find_key("parallel", name)->belongs(config.parallel.strategy) || config.parallel.*key != Panels::automatic ||
-        (of_context && !shares))
-      continue;
-    std::vector<Panels> values = {Panels::gather, Panels::ring};
-    if (of_context && extents_of(config).n_kv_head <= s.ranks(layer.attention.cols))
-      values = {Panels::ring};  // with one key head, nothing would overlap with its gather
-    if (!of_context && config.model.n_expert > 0) values = {Panels::gather};  // experts have any number of rows
+  for (const MemoryChoice& choice : kMemoryChoices) {
+    const std::vector<Panels> values = values_by_memory(config, choice);
+    if (values.empty()) continue;
     std::vector<Parallel> chosen;
     for (const Parallel& parallel : all)
-      for (const Panels value : values) (chosen.emplace_back(parallel)).*key = value;
+      for (const Panels value : values) (chosen.emplace_back(parallel)).*choice.key = value;
     all = std::move(chosen);
   }
   return all;

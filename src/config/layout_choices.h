@@ -25,6 +25,9 @@ struct MemoryChoice {
   Panels Parallel::*key;
 };
 inline constexpr MemoryChoice kMemoryChoices[] = {{"panels", &Parallel::panels}, {"context_kv", &Parallel::context_kv}};
+/// Returns the values of such a key from which the available memory chooses, in order of preference; empty if the key
+/// is set or has no effect.
+std::vector<Panels> values_by_memory(const Config& config, const MemoryChoice& choice);
 /// Returns the settings of [parallel] among which the available memory decides, in order of preference: the first that
 /// fits is to be used. Usually the configuration's own; with "auto" in kMemoryChoices, "gather" and "ring".
 std::vector<Parallel> choices_by_memory(const Config& config);

@@ -139,6 +139,10 @@ std::string remedy_of(const sharding::Violation& violation, const ModelSharding&
                            violation.extent == Extent::n_expert || violation.extent == Extent::micro_batch ||
                            violation.extent == Extent::vocab_multiple || violation.extent == Extent::seq_len;
   if (own.empty() || (!nearest.empty() && !independent)) return nearest;
+  if (violation.rule == sharding::Violation::Rule::segments)
+    for (int64_t ranks = s.ranks(violation.axes) / 2; ranks > 1; --ranks)
+      if (s.ranks(violation.axes) % ranks == 0 && violation.value % (2 * ranks) == 0)
+        return "; " + own + format(", or {} such ranks", ranks);
   return nearest.empty() ? "; " + own : nearest + ", or " + own;
 }
 
@@ -232,6 +236,9 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       if (broken.empty()) note(broken_rules(trial).front().text);
       return;
     }
+    // The planner compares times, instead of choosing by memory when the run starts.
+    if (trial.parallel.context > 1 && trial.parallel.context_kv == Panels::automatic && shares_tokens(trial))
+      trial.parallel.context_kv = Panels::gather;
     const ModelSharding same = anonymous(sharding_of(trial));
     if (std::ranges::count(seen, same) > 0) return;  // the same layout under a second name is skipped
     seen.push_back(same);
@@ -261,6 +268,8 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
     Config open = base;
     if (!is_given(config, "parallel.context")) open.parallel.context = 0;
     strategy.each(open, ranks, [&](const Parallel& parallel) {
+      // FSDP has the same layout, and variants that exchange heads.
+      if (any && strategy.id == StrategyName::megatron_1d && parallel.tensor == 1 && parallel.context > 1) return;
       trial.parallel = parallel;
       trial.parallel.context = std::max<int64_t>(1, parallel.context);
       trial.train.micro_batch = base.train.micro_batch;  // sharding specs of a 2.5D mesh change it
@@ -365,7 +374,9 @@ std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
     other.parallel = parallel;
     bool kept = true;
     for_own_keys(config, [&](const Key& key) {
-      if (is_given(config, key.path().c_str())) kept &= key.get(other) == key.get(config);
+      const bool open =
+          key.get(config) == Value("auto") || (key.name == "context_heads" && key.get(config) == Value(int64_t{0}));
+      if (!open && is_given(config, key.path().c_str())) kept &= key.get(other) == key.get(config);
     });
     if (!kept || !layout_fits(other)) return;
     seen.push_back(anonymous(sharding_of(other)));

@@ -12,11 +12,11 @@
 #include "config/foreign_names.h"
 #include "config/keys.h"
 #include "config/mistakes.h"
-#include "config/switched_off.h"
 #include "config/resolve.h"
 #include "config/stored_settings.h"
 #include "config/strategies.h"
 #include "config/suggest.h"
+#include "config/switched_off.h"
 #include "config/text.h"
 #include "config/toml_reader.h"
 #include "config/validate.h"
@@ -265,7 +265,10 @@ void Loader::warn_of_idle_keys() const {
     if (key->has_effect(config_) || key->get(config_) == key->initial) continue;
     off.insert(key->needs);
     const char* otherwise =
-        key->path() == "parallel.experts" ? ", or sharding specs (\"autoddl\") whose `experts` name the axes" : "";
+        key->path() == "parallel.experts" ? ", or sharding specs (\"autoddl\") whose `experts` name the axes"
+        : key->path() == "parallel.context_heads" && config_.parallel.strategy == StrategyName::megatron_1d
+            ? "; heads are split by parallel.tensor"
+            : "";
     named.push_back(format("{} (needs {}{})", key->path(), needs_text(*key), otherwise));
   }
   if (named.empty()) return;

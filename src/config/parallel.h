@@ -39,7 +39,7 @@ struct Parallel {
   int64_t shards = 0;                     // fsdp; 0: all ranks of a replica
   int64_t context = 1;                    // ranks that share each sequence
   int64_t context_heads = 0;              // fsdp: the number of them that exchange heads; 0: with the fewest bytes
-  Panels context_kv = Panels::automatic;  // how keys and values reach ranks with other rows of the same sequences
+  Panels context_kv = Panels::automatic;  // exchange of keys and values; automatic: choices_by_memory()
   int64_t experts = 1;                    // fsdp, megatron-1d: ranks that divide the experts
   double expert_buffer = 1.5;  // rows that a rank receives in one round of their exchange, relative to the mean
   std::vector<int64_t> grid = {1, 1, 1};        // axonn-4d: x, y, z

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/format.h"
-#include "config/strategies.h"
+#include "config/strategy_rows.h"
 
 namespace trainer::config {
 namespace {
@@ -72,7 +72,7 @@ ModelSharding parse_tables(const Config& config) {
       if (spec.schedule == kRing) linear.schedule = Transfer::ring;
     }
     layer.attention.rows |= layer.context.axes;
-    layer.context.schedule = p.context_kv == Panels::ring ? Transfer::ring : Transfer::at_once;
+    layer.context.schedule = schedule_of(p.context_kv);
     layer.count = spec.layers > 0 ? spec.layers : std::max<int64_t>(left, 0);
     left -= layer.count;
     if (layer.count > 0) s.layers.push_back(layer);
@@ -91,6 +91,7 @@ void set_tables(Config& config, const ModelSharding& sharding) {
   ModelSharding s = anonymous(inside_stage(sharding));
   if (s.ranks_of_replica() == s.depth()) s.axes.push_back({"", 1});  // at least one letter
   p.strategy = StrategyName::autoddl;
+  p.context = 1;  // the specs have letter s instead
   p.axes.clear();
   for (size_t a = 0; a < s.axes.size(); ++a)
     if ((s.data() >> a & 1) == 0) p.axes.push_back(s.axes[a].size);

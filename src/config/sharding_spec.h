@@ -2,13 +2,15 @@
 // The sharding spec of strategy "autoddl": tables of letters that define, layer by layer, which dimension each axis of
 // ranks splits. There is one letter for each axis of a replica, outermost first. Tables are parsed into a ModelSharding
 // and printed from one.
-//   stream, attention, hidden    r rows        c columns       - copies; attention also s: rows, and tokens of a
-//   sequence qkv, out, up, down           r rows        c columns       k contraction     f rows, the matrix in flat
-//   shards
+// clang-format off
+//   stream, hidden               r rows        c columns       - copies
+//   attention                    the same, and s rows, tokens of a sequence included
+//   qkv, out, up, down           r rows        c columns       k contraction     f rows, the matrix in flat shards
 //                                - nothing
 //   experts                      e divides the experts of layers that have some; - copies. Empty: nothing divides them
 //   head                         as stream, for the final norm and the head
 //   table                        v vocabulary  h hidden        f flat shards     - copies
+// clang-format on
 #include <array>
 #include <string>
 #include <string_view>

@@ -28,12 +28,13 @@ using sharding::Transfer;
 // clang-format off
 //   strategy        axes      stream  attention  hidden  qkv  out  up   down  head  table
 //   Megatron-1D     t         r       c          c       c    k    c    k     r     v      without sequence parallelism: stream, head -
-//                   e c t     rrr     rsc        rrc     rfc  rfk  rfc  rfk   rrr   -fv    with experts e--, with context
+//                   e c t     rrr     rsc        rrc     rfc  rfk  rfc  rfk   rrr   -fv    with experts and context; experts e--
 //   FSDP            z         r       r          r       f    f    f    f     r     f
 //                   z e       rr      rr         rr      ff   ff   ff   ff    rr    ff     with experts: -e
-//                   z c       rr      rs         rr      ff   ff   ff   ff    rr    ff     context: attention rc if heads are split
-//   Optimus-2D      row col   rc      rc         rc      fc   fc   fc   fk    rc    fv     stationary = "paper": down fc; context: attention sc
-//   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh    vocab_axes = "xy": table fvv; context: z is two axes, attention rsc-
+//                   z c h     rrr     rsc        rrr     fff  fff  fff  fff   rrr   fff    context: tokens and heads
+//   Optimus-2D      row col   rc      rc         rc      fc   fc   fc   fk    rc    fv     context: attention sc
+//   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh    context: two axes for z, attention rsc-
+// Optimus-2D with stationary = "paper": down fc. AxoNN-4D with vocab_axes = "xy": table fvv.
 // clang-format on
 
 ModelSharding over(const Config& config, std::vector<Axis> axes) {
@@ -79,10 +80,11 @@ void common_variants(const Config& config, int64_t, const Visit& visit) {
   const bool fsdp = p.strategy == StrategyName::fsdp;
   for (const int64_t heads : fsdp ? divisors(p.context) : std::vector<int64_t>{p.context_heads}) {
     p.context_heads = heads;
-    const bool exchanges = heads < p.context;
-    for (const Panels kv : {exchanges ? Panels::gather : Panels::automatic, Panels::ring}) {
+    const std::vector<Panels> ways =
+        heads < p.context ? std::vector{Panels::gather, Panels::ring} : std::vector{Panels::automatic};
+    for (const Panels kv : ways) {
       p.context_kv = kv;
-      if (exchanges || kv != Panels::ring) visit(p);
+      visit(p);
     }
   }
 }
@@ -157,7 +159,7 @@ void check_ranks_of_experts(const Config& config, std::vector<BrokenRule>& broke
 }
 
 void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
-  constexpr int64_t kLeastTokens = 1024;  // of a sequence on a rank: with fewer, weights cost more than attention
+  constexpr int64_t kLeastTokens = 1024;  // tokens of a sequence per rank; with fewer, weights cost more than attention
   const Parallel& p = config.parallel;
   Parallel open = p;
   for (const int64_t context : divisors(ranks)) {
@@ -211,11 +213,11 @@ ModelSharding fsdp(const Config& config) {
     if (both) axes.insert(axes.end(), {{"tokens", context / heads}, {"heads", heads}});
     if (!both && context > 1) axes.push_back({"context", context});
     s = over(config, std::move(axes));
-    s.groups.push_back({"shards", s.all() & ~s.data()});
+    if (shards > context) s.groups.push_back({"shards", s.all() & ~s.data()});
     if (both) s.groups.push_back({"context", s.find("tokens") | s.find("heads")});
     by_heads = both ? s.find("heads") : heads > 1 ? s.find("context") : AxisSet{0};
   }
-  const AxisSet z = s.find("shards"), c = s.find("context");
+  const AxisSet z = s.all() & ~s.data(), c = s.find("context");
   const LinearSharding gathered{.rows = z, .flat = z};
   const sharding::Spread rows{.rows = z};
   cut_all(s, config,

@@ -75,8 +75,10 @@ struct Locks {
 /// Returns the configuration of the checkpoint from which the run will resume, if `config` leaves something to "auto"
 /// that a resumed run keeps; else an empty result. Collective.
 std::optional<config::Config> config_to_resume(comm::World& world, const config::Config& config) {
-  const bool chooses = config::is_automatic(config) || config::choices_by_memory(config).size() > 1 ||
-                       config::chooses_vocab_axes(config);
+  const bool chooses = config::is_automatic(config) || config::chooses_vocab_axes(config) ||
+                       std::ranges::any_of(config::kMemoryChoices, [&](const config::MemoryChoice& choice) {
+                         return !config::values_by_memory(config, choice).empty();
+                       });
   if (!chooses) return std::nullopt;
   const auto parsed = [](const std::string& toml) {
     return config::load_text(toml, "config.toml of the checkpoint", {}, {.files = false, .warns = false});
@@ -134,13 +136,14 @@ void plan_only(comm::World& world, config::Config config, setup::Machine machine
 }
 
 /// Sets what "auto" chose in the run that will be resumed, since results round differently with other choices. Returns
-/// the keys whose choice "gather" must still fit in memory.
+/// the keys for which it chose "gather".
 std::vector<config::MemoryChoice> keep_choices(comm::World& world, const config::Parallel& before,
                                                config::Config& config) {
   using config::Panels, config::VocabAxes;
   std::vector<config::MemoryChoice> gathers;
   for (const config::MemoryChoice& choice : config::kMemoryChoices) {
-    if (config.parallel.*choice.key != Panels::automatic) continue;
+    const std::vector<Panels> values = config::values_by_memory(config, choice);
+    if (values.empty()) continue;
     if (before.*choice.key == Panels::gather) gathers.push_back(choice);
     if (before.*choice.key == Panels::ring) config.parallel.*choice.key = Panels::ring;  // the smaller at that time
   }
@@ -215,8 +218,8 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   for (const config::MemoryChoice& choice : gathers)
     if (config.parallel.*choice.key == config::Panels::ring && world.first())
       log::warning(
-          "parallel.{} = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory; "
-          "results will round differently",
+          "parallel.{} = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory "
+          "or could not overlap; results will round differently",
           choice.name);
   return TrainingLoop(world, config, options,
                       {machine, between_gpus, tuning_hash, std::move(datasets), std::move(*plan)})

@@ -12,6 +12,7 @@
 #include "checkpoint/param_slices.h"
 #include "checkpoint/shard.h"
 #include "comm/gpu_transport.h"
+#include "config/context.h"
 #include "config/layouts.h"
 #include "config/stages.h"
 #include "offload/make.h"
@@ -112,6 +113,17 @@ std::string change_that_fits(const RunPlan& plan, const config::Config& config, 
   if (change.empty()) change = working_change_that_fits(config, vocab, machine);
   if (change.empty() && !offloads) change = offload_change_that_fits(plan, config, vocab, machine);
   if (!change.empty()) return change;
+  if (config::shares_tokens(config) && config.parallel.context_kv == config::Panels::gather) {
+    config::Config changed = config;
+    changed.parallel.context_kv = config::Panels::ring;
+    if (plan_run(changed, vocab, machine, true).total <= machine.memory_limit)
+      return "parallel.context_kv = \"ring\" fits";
+  }
+  if (config.parallel.context > 1)
+    return format(
+        "not even train.micro_batch = 1 with train.recompute = \"full\" fits: share sequences among more ranks "
+        "(parallel.context = {}), or make the model smaller",
+        2 * config.parallel.context);
   return "not even train.micro_batch = 1 with train.recompute = \"full\" fits: make the model smaller, or split it "
          "over more ranks";
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/shape.h"
+#include "config/context.h"
 #include "config/layouts.h"
 #include "config/resolve.h"
 #include "config/strategies.h"
@@ -29,6 +30,8 @@ void prepare(config::Config& c, const config::Config& full, int64_t world) {
   c.debug.balanced_routing = false;  // counts rows of a replica's micro-batch, so one rank's choices would differ
   c.optim.warmup_steps = 2;
   c.model.init_from.clear();
+  if (c.parallel.strategy == config::StrategyName::fsdp && c.parallel.context > 1)
+    c.parallel.context_heads = config::context_heads(full);  // not those that fit the small model's heads best
   c.train.global_batch = accumulation_of(full, c.parallel.data) * c.train.micro_batch * c.parallel.data;
 }
 
@@ -88,6 +91,7 @@ Small shrink(const config::Config& full, int64_t world) {
   config::Config resolved = full;
   config::resolve_shards(resolved, world);
   config::resolve_world(resolved, world);
+  resolved.parallel.context_heads = c.parallel.context_heads;
   cut_layers(c, full);
   config::Model& m = c.model;
   const int64_t seq = m.seq_len;
