@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "base/error.h"
 #include "base/join.h"
 #include "base/philox.h"
+#include "config/context.h"
 #include "config/keys.h"
 #include "config/layout_choices.h"
 #include "config/load.h"
@@ -44,6 +46,9 @@ std::vector<Config> random_layouts(int count) {
     trial.parallel.order = kOrders[philox_at(key, next++) % 3];
     if (philox_at(key, next++) % 2 == 0) trial.parallel.node_tile = {1, 2};
     if (philox_at(key, next++) % 2 == 0) trial.model.n_expert = 8, trial.model.d_expert = 48;
+    trial.parallel.context = std::array{1, 1, 2, 4, 8}[philox_at(key, next++) % 5];
+    if (philox_at(key, next++) % 2 == 0) trial.parallel.context_heads = 1;
+    if (philox_at(key, next++) % 2 == 0) trial.parallel.context_kv = Panels::ring;
     std::vector<Parallel> settings;
     strategy.each(trial, int64_t{1} << philox_at(key, next++) % 6, [&](const Parallel& p) { settings.push_back(p); });
     if (settings.empty()) continue;
@@ -54,19 +59,26 @@ std::vector<Config> random_layouts(int count) {
 }
 
 TEST(NamedStrategies, EqualTheirLetters) {
-  int with_experts = 0;
+  int with_experts = 0, with_tokens = 0;
   for (const Config& named : random_layouts(200)) {
     Config tables = named;
+    const bool fsdp = named.parallel.strategy == StrategyName::fsdp,
+               splits_tokens = named.parallel.context > (fsdp ? context_heads(named) : 1);
+    if (splits_tokens) tables.parallel.context_kv = Panels::automatic;  // the sharding says how
     const sharding::ModelSharding by_name = sharding_of(named);
     set_tables(tables, by_name);
     ASSERT_TRUE(layout_fits(tables)) << layout_text(named) << ": " << broken(tables);
     EXPECT_EQ(ranks_of_replica(tables) * tables.parallel.data, ranks_of_replica(named) * 2) << layout_text(named);
     with_experts += named.parallel.experts > 1;
     EXPECT_EQ(tables.parallel.layer.front().experts.find('e') != std::string::npos, named.parallel.experts > 1);
+    with_tokens += splits_tokens;
+    EXPECT_EQ(tables.parallel.layer.front().attention.find('s') != std::string::npos, splits_tokens)
+        << layout_text(named);
     if (by_name.depth() > 1) continue;  // tables have replicas instead of a depth
     EXPECT_EQ(anonymous(sharding_of(tables)), anonymous(by_name)) << layout_text(named);
   }
   EXPECT_GT(with_experts, 5);
+  EXPECT_GT(with_tokens, 10);
 }
 
 TEST(NamedStrategies, DivideExpertsOverRanksWithDifferentRows) {
@@ -214,6 +226,11 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
              "model.seq_len=1000"},
             {"16 ranks along context split the tokens of a sequence into 32 equal segments", "seq_len = 1000",
              "seq_len = 992 or 1024"}},
+           {{"parallel.strategy=fsdp", "parallel.shards=16", "parallel.context=16", "parallel.context_heads=8",
+             "model.n_head=24", "model.n_kv_head=6"},
+            {"n_kv_head = 6 heads", "neither be split evenly over 8 ranks along heads", "shared"}},
+           {{"parallel.strategy=fsdp", "parallel.shards=8", "parallel.context=4", "train.micro_batch=3"},
+            {"micro_batch = 3 sequences", "2 ranks along batch", "shards = 4 or 12 fits", "micro_batch = 2 or 4"}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 4]", "parallel.context=8"},
             {"8 does not divide z = 4 of parallel.grid", "use 1, 2 or 4"}},
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[4, 4]", "parallel.context=2"},
@@ -249,6 +266,16 @@ TEST(BrokenRules, NameTheKeyThatIsTheCause) {
   const std::string wrong = message("", ring);
   EXPECT_TRUE(wrong.starts_with("x.toml:5:")) << wrong;
   EXPECT_NE(wrong.find("parallel.layer: the ring schedule of qkv"), std::string::npos) << wrong;
+  const auto with = [&](const char* attention) {
+    std::string text = layer;
+    return text.replace(text.find("attention = \"--"), 15, std::string("attention = \"") + attention);
+  };
+  for (const auto& [first, second, place] : {std::tuple{"s-", "r-", "blocks.4: "}, {"r-", "s-", "blocks.0: "}}) {
+    const std::string orders = message("", with(first) + "layers = 4\n" + with(second));
+    EXPECT_TRUE(orders.starts_with("x.toml:5:")) << orders;
+    for (const char* part : {"parallel.layer: ", place, "attention must split rows along the same axes", "along a"})
+      EXPECT_NE(orders.find(part), std::string::npos) << part << " in\n" << orders;
+  }
 }
 
 double distance(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {

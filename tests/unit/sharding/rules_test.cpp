@@ -37,6 +37,8 @@ ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
     }
     if (draw.below(4) == 0) scatter(draw, axes, {&layer.experts});
     if (draw.below(4) != 0) layer.experts &= layer.stream.rows & layer.mlp.rows & layer.at(Site::up).rows;
+    if (draw.below(4) == 0) scatter(draw, axes, {&layer.context.axes});
+    if (draw.below(4) != 0) layer.context.axes &= layer.attention.rows;
     layer.count = 1 + draw.below(left);
     left -= layer.count;
     s.layers.push_back(layer);
@@ -75,7 +77,15 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
     const Layer& layer = s.layer(l);
     even(rows, layer.stream.rows);
     even(e.d_model, layer.stream.cols);
-    even(e.micro_batch, layer.attention.rows);
+    even(e.micro_batch, layer.attention.rows & ~layer.context.axes);
+    require(s.ranks(layer.context.axes) == 1 || cuts_evenly(e.seq_len, 2 * s.ranks(layer.context.axes)));
+    for (size_t a = 0; a < s.axes.size(); ++a) {
+      const auto on = [&](AxisSet set) { return s.axes[a].size > 1 && (set >> a & 1) != 0; };
+      require(!on(layer.context.axes) || on(layer.attention.rows));
+      for (const Layer& other : s.layers)  // one order of rows
+        require(s.ranks(layer.context.axes) == 1 || (on(layer.context.axes) == on(other.context.axes) &&
+                                                     on(layer.attention.rows) == on(other.attention.rows)));
+    }
     even(e.n_head, layer.attention.cols);
     require(heads_can_be_shared(s, layer.attention.cols, e.n_kv_head));
     even(rows, layer.mlp.rows);
@@ -135,7 +145,7 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
 }
 
 TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
-  int legal = 0;
+  int legal = 0, shared = 0;
   for (uint64_t seed = 0; seed < 10'000; ++seed) {
     Draws draw(seed, "sharding");
     Extents e{.n_layer = 1 + draw.below(3),
@@ -165,8 +175,10 @@ TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
       EXPECT_EQ(first->text(s), first_violation(staged, e).value().text(staged)) << "seed " << seed;
     }
     legal += expected;
+    shared += expected && s.ranks(s.layers.front().context.axes) > 1;
   }
   EXPECT_GT(legal, 300);
+  EXPECT_GT(shared, 0);
 }
 
 /// Returns Optimus-2D's sharding of four sequences of 8 tokens over 2 x 2 ranks.
@@ -254,6 +266,52 @@ TEST(Rules, OfDividedExpertsAskForDifferentRows) {
   s.layers[0].experts = 1;
   s.axes[0].size = 2;
   EXPECT_NE(text().find("divided along data"), std::string::npos) << text();
+}
+
+TEST(Rules, OfSharedSequencesAskForSegmentsRowsAndOneOrder) {
+  ModelSharding s = square(Transfer::at_once);
+  Extents e = kExtents;
+  const auto text = [&] {
+    const std::optional<Violation> first = first_violation(s, e);
+    return first ? first->text(s) : "";
+  };
+  const auto remedy = [&] { return first_violation(s, e).value().remedy(s); };
+  e.micro_batch = 3;
+  EXPECT_NE(text().find("micro_batch = 3 sequences cannot"), std::string::npos) << text();
+  s.layers[0].context.axes = 2;
+  EXPECT_EQ(text(), "") << "sequences need not be whole where they are shared";
+  e.seq_len = 6;
+  EXPECT_EQ(text(),
+            "2 ranks along row split the tokens of a sequence into 4 equal segments, which do not divide seq_len = 6");
+  EXPECT_EQ(remedy(), "seq_len = 4 or 8 fits");
+  e.seq_len = 2;
+  EXPECT_EQ(remedy(), "seq_len = 4 fits");
+
+  e = kExtents;
+  s.layers[0].context.axes = 6;
+  EXPECT_EQ(text(), "col splits the tokens of sequences, so it must split rows of attention");
+  EXPECT_EQ(remedy(), "");
+  s.layers[0].context.axes = 3;
+  EXPECT_EQ(text(), "") << "an axis of one rank splits nothing";
+
+  s.layers[0].count = 1;
+  s.layers[0].context.axes = 2;
+  s.layers.push_back(s.layers[0]);
+  Layer &first = s.layers[0], &second = s.layers[1];
+  second.context.schedule = Transfer::ring;
+  EXPECT_EQ(text(), "") << "the order of rows does not depend on how keys and values reach a rank";
+  second.context.axes = 0;
+  EXPECT_EQ(text(),
+            "blocks.1: attention must split rows along the same axes in all layers if sequences are shared, since a "
+            "batch has one order of rows, but layers differ along row");
+  EXPECT_EQ(remedy(), "");
+  std::swap(first, second);
+  EXPECT_TRUE(text().starts_with("blocks.0: ") && text().ends_with("differ along row")) << text();
+  first = second;
+  first.attention = {.rows = 6};
+  EXPECT_TRUE(text().starts_with("blocks.1: ") && text().ends_with("differ along col")) << text();
+  first.context.axes = second.context.axes = 0;
+  EXPECT_EQ(text(), "") << "without shared sequences, layers may split attention in different ways";
 }
 
 TEST(Rules, NameExtentRanksAxesAndWhatWouldFit) {
