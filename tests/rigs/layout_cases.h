@@ -207,6 +207,7 @@ inline std::vector<LayoutCase> all_cases() {
   // Ranks that share sequences. Segments of 6, 4 or 3 tokens; a window of 5 spans two or three of them.
   const auto masked = [](LayoutCase one) {
     one.name += "Masks";
+    one.config.model.qk_norm = one.config.parallel.tensor > 1 ? config::QkNorm::full : config::QkNorm::head;
     one.config.model.window = 5;
     one.config.model.window_full_every = 2;
     one.config.model.nope_every = 2;

@@ -78,7 +78,7 @@ TEST(ContextText, NamesTheFactorsTheExchangeAndTheSizes) {
            {{"parallel.strategy=fsdp", "parallel.shards=8", "parallel.context=4", "parallel.context_heads=2"},
             " (heads 2 x tokens 2)",
             "4 sequences of 64 tokens per replica, 32 tokens per rank"},
-           {{"parallel.tensor=8", "parallel.context=8", "parallel.context_kv=ring", "parallel.sequence_parallel=false",
+           {{"parallel.tensor=8", "parallel.context=8", "parallel.context_kv=ring", "parallel.sequence_parallel=true",
              "model.seq_len=1048576", "train.micro_batch=1"},
             " (ring)",
             "1 sequence of 1048576 tokens per replica, 131072 tokens per rank"},
