@@ -56,8 +56,7 @@ void declare_parallel(std::vector<Key>& keys) {
       {.range = between(1, 65'536), .unit = "ranks", .strategies = {megatron_1d, fsdp, optimus_2d, axonn_4d}},
       "Context parallelism: ranks that share each sequence, for long sequences, or fewer sequences than ranks. "
       "megatron-1d: a replica has tensor * context ranks; fsdp: context of the shards' ranks, axonn-4d: of the z "
-      "ranks, "
-      "so it must divide them; optimus-2d: 1, or all ranks of a column of the mesh. Ranks that split tokens "
+      "ranks, so it must divide them; optimus-2d: 1, or all ranks of a column of the mesh. Ranks that split tokens "
       "(context / context_heads of them) have two pieces of every sequence, an early and a late one, so that all have "
       "equal work: twice their number must divide model.seq_len. autoddl: letter s instead.");
   parallel.integer(
@@ -69,10 +68,9 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.choice(
       "context_kv", &Parallel::context_kv, Panels::automatic, {"auto", "gather", "ring"},
       "How keys and values reach the ranks that have other tokens of a sequence. gather: all-gather, some heads at a "
-      "time; ring: from rank to rank, each step overlapped with attention to what came before, which takes less "
-      "memory; "
-      "auto: gather if a rank has two key heads or more and it fits in memory, else ring; a resumed run keeps its "
-      "choice. Layers with a window receive only the segments that they see.",
+      "time; ring: from rank to rank, each step overlapped with attention to the previous block, which takes less "
+      "memory; auto: gather if a rank has two key heads or more and it fits in memory, else ring; a resumed run keeps "
+      "its choice. Layers with a window receive only the segments that they see.",
       {.strategies = {megatron_1d, fsdp, optimus_2d, axonn_4d, autoddl}});
   parallel.integer(
       "experts", &Parallel::experts, 1, {.range = between(1, 1024), .unit = "ranks", .strategies = {megatron_1d, fsdp}},
