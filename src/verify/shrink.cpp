@@ -6,6 +6,7 @@
 
 #include "base/shape.h"
 #include "config/context.h"
+#include "config/keys.h"
 #include "config/layouts.h"
 #include "config/resolve.h"
 #include "config/strategies.h"
@@ -30,7 +31,7 @@ void prepare(config::Config& c, const config::Config& full, int64_t world) {
   c.debug.balanced_routing = false;  // counts rows of a replica's micro-batch, so one rank's choices would differ
   c.optim.warmup_steps = 2;
   c.model.init_from.clear();
-  if (c.parallel.strategy == config::StrategyName::fsdp && c.parallel.context > 1)
+  if (config::find_key("parallel", "context_heads")->belongs(c.parallel.strategy) && c.parallel.context > 1)
     c.parallel.context_heads = config::context_heads(full);  // not those that fit the small model's heads best
   c.train.global_batch = accumulation_of(full, c.parallel.data) * c.train.micro_batch * c.parallel.data;
 }
