@@ -90,7 +90,13 @@ void common_variants(const Config& config, int64_t, const Visit& visit) {
 }
 
 int64_t searched_context(const Config& config, int64_t ranks, int64_t sequences) {
-  return config.parallel.context > 0 ? config.parallel.context : ranks / std::gcd(ranks, sequences);
+  const int64_t fewest = ranks / std::gcd(ranks, sequences);
+  return config.parallel.context > 0 ? config.parallel.context : splits_well(config, fewest) ? fewest : 1;
+}
+
+bool splits_well(const Config& config, int64_t context) {
+  constexpr int64_t kLeastTokens = 1024;  // tokens of a sequence per rank; with fewer, weights cost more than attention
+  return config.model.seq_len % (2 * context) == 0 && config.model.seq_len / context >= kLeastTokens;
 }
 
 namespace {
@@ -159,12 +165,10 @@ void check_ranks_of_experts(const Config& config, std::vector<BrokenRule>& broke
 }
 
 void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
-  constexpr int64_t kLeastTokens = 1024;  // tokens of a sequence per rank; with fewer, weights cost more than attention
   const Parallel& p = config.parallel;
   Parallel open = p;
   for (const int64_t context : divisors(ranks)) {
-    const bool splits = config.model.seq_len % (2 * context) == 0 && config.model.seq_len / context >= kLeastTokens;
-    if (p.context > 0 ? context != p.context : context > 1 && !splits) continue;
+    if (p.context > 0 ? context != p.context : context > 1 && !splits_well(config, context)) continue;
     open.context = context;
     for (const int64_t experts : ranks_of_experts(config, ranks / context)) {
       open.experts = experts;

@@ -28,7 +28,10 @@ void check_size(const char* key, const std::vector<int64_t>& extents, size_t lea
 /// to exchange keys and values.
 void common_variants(const Config& config, int64_t devices_per_node, const Visit& visit);
 /// Returns the ranks that share each sequence in layouts whose rows are split over `ranks` ranks: parallel.context, or,
-/// if that is 0, the fewest with which each rank has rows of `sequences`. Sharing sequences among more is never faster.
+/// if that is 0, the fewest with which each rank has rows of `sequences`; 1 if they would not split sequences well.
+/// Sharing sequences among more is never faster.
 int64_t searched_context(const Config& config, int64_t ranks, int64_t sequences);
+/// True if the tokens of a sequence can be split over this number of ranks, and each then has enough of them.
+bool splits_well(const Config& config, int64_t context);
 
 }  // namespace trainer::config

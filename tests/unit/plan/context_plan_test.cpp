@@ -149,13 +149,16 @@ std::vector<Config> searched(const std::vector<std::string>& sets, int64_t devic
 // With as many ranks of rows, sharing sequences is never faster than splitting the micro-batch.
 TEST(ContextPlan, TriesTheFastestNumberOfRanksThatShareSequences) {
   const Cluster cluster = tests::cluster_file("h100");
-  for (const char* size : {"", "model.seq_len=16384", "model.n_layer=8"})
+  for (const char* size : {"model.n_head=12", "model.seq_len=16384", "model.n_layer=8"})
     for (const int64_t sequences : {1, 2, 6}) {
       const auto sets = [&](int64_t context) {
-        std::vector<std::string> all = {
-            "parallel.strategy=fsdp", "parallel.shards=8", format("train.micro_batch={}", sequences),
-            format("train.global_batch={}", sequences), format("parallel.context={}", context)};
-        if (*size != 0) all.emplace_back(size);
+        std::vector<std::string> all = {"parallel.strategy=fsdp",
+                                        "parallel.shards=8",
+                                        "model.seq_len=8192",
+                                        format("train.micro_batch={}", sequences),
+                                        format("train.global_batch={}", sequences),
+                                        format("parallel.context={}", context)};
+        all.emplace_back(size);
         return all;
       };
       const auto seconds = [&](int64_t context) {
