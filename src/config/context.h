@@ -15,7 +15,7 @@ bool shares_tokens(const Config& config);
 /// attention to the heads before, enough for long messages.
 int64_t gathered_heads(int64_t kv_heads);
 /// Returns how ranks have different tokens of the same sequences, as parentheses: " (heads 8 x tokens 2, gather)";
-/// empty if there are no such ranks.
+/// empty if no ranks split tokens, or if all do and parallel.context_kv is "auto".
 std::string context_text(const Config& config);
 /// Returns the line of the start log: "context 8 (ring): 1 sequence of 32768 tokens per replica, 4096 tokens per rank";
 /// empty if parallel.context is 1.

@@ -60,7 +60,7 @@ constexpr bool reads_residual(Site site) { return site == Site::qkv || site == S
 
 /// The exchange of keys and values among ranks that have different token rows of the same sequences.
 struct ContextSharding {
-  AxisSet axes = 0;  // subset of the axes that split attention's rows; along the others, sequences are whole
+  AxisSet axes = 0;  // subset of the axes that split attention's rows; along the other axes, sequences are whole
   Transfer schedule = Transfer::at_once;
   bool operator==(const ContextSharding&) const = default;
 };

@@ -57,7 +57,7 @@ TEST(CollectiveTime, FollowsRingsAndSharesTheLinkOfANode) {
   EXPECT_NEAR(time(CommOp::send, 8, 1, 1'000'000).total(), 22 * kMicro + 16e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::send, 2, 1, 10).fixed, 22 * kMicro, 1e-9);
   EXPECT_EQ(time(CommOp::send, 2, 1, 0).total(), 0);
-  // A shift is one step. To another node, each message has the share of one device, whatever the others do.
+  // A shift is one step. To another node, each message has the share of one device, whatever the other devices do.
   EXPECT_NEAR(time(CommOp::shift, 4, 4, 1'000'000).total(), 11 * kMicro + 4e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::shift, 8, 4, 1'000'000).total(), 22 * kMicro + 16e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::shift, 8, 1, 1'000'000).total(), 22 * kMicro + 16e-3, 1e-9);
