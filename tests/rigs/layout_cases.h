@@ -215,13 +215,13 @@ inline std::vector<LayoutCase> all_cases() {
     return one;
   };
   for (const Panels kv : {Panels::gather, Panels::ring}) {
-    const auto axonn = [&](AxonnGrid grid, int64_t context) { return shared(named(grid), context, kv); };
+    const auto shared_z = [&](AxonnGrid grid, int64_t context) { return shared(named(grid), context, kv); };
     for (const LayoutCase& one :
          {shared(sharded(2, 1, config::Arch::gpt2), 2, kv, 1), shared(sharded(4, 1, llama), 4, kv, 1),
           shared(sharded(4, 2, config::Arch::gpt2), 4, kv, 2), shared(sharded(6, 1, llama), 3, kv, 1),
           shared(named(MegatronLayout{2, 1, false}), 2, kv), shared(named(MegatronLayout{2, 1, true, llama}), 2, kv),
-          shared(named(MegatronLayout{2, 2, true, llama, 1, 1}), 4, kv), axonn({2, 1, 2, 1}, 2),
-          axonn({1, 2, 4, 1, llama}, 2), axonn({1, 2, 2, 2, llama, AxisOrder::zyxd}, 2),
+          shared(named(MegatronLayout{2, 2, true, llama, 1, 1}), 4, kv), shared_z({2, 1, 2, 1}, 2),
+          shared_z({1, 2, 4, 1, llama}, 2), shared_z({1, 2, 2, 2, llama, AxisOrder::zyxd}, 2),
           shared(named(square(1)), 2, kv)}) {
       all.push_back(one);
       if (one.name.starts_with("Shards4") || one.name.starts_with("Tensor2Data1Sp")) all.push_back(masked(one));

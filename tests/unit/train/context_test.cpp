@@ -69,22 +69,24 @@ TEST(Context, OfOneLongSequenceFollowsOneRank) {
   for (const Way& way : kWays) expect_gradients_of_one_rank(one_sequence(2048, 4, way.heads, way.kv));
 }
 
-// The slow test slow_Context runs this: 32 768 tokens on four ranks.
-TEST(DISABLED_Context, OfManyTokensFollowsOneRankInLessThanAThirdOfTheMemory) {
+/// Returns a narrow model of 32 768 tokens, which four ranks share by a ring.
+Config many_tokens() {
   Config c = one_sequence(32768, 4, 1, Panels::ring);
   c.model.n_layer = 2;
   c.model.d_model = 32;
   c.model.n_head = 2;
   c.model.n_kv_head = 1;
+  return c;
+}
+
+// The slow test slow_Context runs this: 32 768 tokens on four ranks.
+TEST(DISABLED_Context, OfManyTokensFollowsOneRankInLessThanAThirdOfTheMemory) {
+  const Config c = many_tokens();
   expect_gradients_of_one_rank(c);
 }
 
 TEST(Context, OfManyTokensTakesLittleMoreThanItsShareOfTheActivations) {
-  Config c = one_sequence(32768, 4, 1, Panels::ring);
-  c.model.n_layer = 2;
-  c.model.d_model = 32;
-  c.model.n_head = 2;
-  c.model.n_kv_head = 1;
+  const Config c = many_tokens();
   EXPECT_LE(activations(c), 0.3 * activations(on_one_rank(c)));
   for (const auto& [way, most] : {std::pair<Way, double>{kWays[0], 0.27}, {kWays[1], 0.3}, {kWays[2], 0.28}}) {
     Config deep = one_sequence(4096, 4, way.heads, way.kv);
