@@ -177,8 +177,8 @@ void declare_hardware(std::vector<Key>& keys) {
       "attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"},
       "On a GPU: attention kernels in training and evaluation. auto: cudnn if the program was built with "
       "cuDNN 9 and finds it, else own; own: the built-in kernels; cudnn: cuDNN if it supports the case "
-      "(bf16, no dropout, windows, documents, shared sequences or cache) with a workspace of at most 1/16 of the "
-      "GPU's memory, else the built-in kernels.");
+      "(bf16, no dropout, windows, documents or cache) with a workspace of at most 1/16 of the GPU's memory, else "
+      "the built-in kernels.");
 }
 
 void declare_debug(std::vector<Key>& keys) {

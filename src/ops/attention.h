@@ -69,7 +69,8 @@ void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
 /// Returns cuDNN for this GPU, to be used as its device's Libraries::attention. It supports bf16 without dropout and
-/// masks, with queries and keys at the same positions; the built-in kernels handle all other cases. Both store
+/// masks, in training where the last query is at the last key or all queries see all keys (what it adds to sums is
+/// rounded to bf16 before); the built-in kernels handle all other cases. Both store
 /// log-sum-exps in the same form, so either backward pass may follow the other's forward pass. They also handle passes
 /// for which cuDNN would need more than 1/16 of the GPU's memory as workspace. `deterministic`: its backward pass adds
 /// in a fixed order. Throws Code::usage with the reason if cuDNN was not found at build time, or is not found now.

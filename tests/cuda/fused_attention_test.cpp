@@ -9,7 +9,9 @@
 namespace trainer::ops::testing {
 namespace {
 
-/// Supports everything except backward passes with head size 16; forward writes ones.
+/// Supports everything except backward passes with head size 16; writes kWritten.
+constexpr double kWritten = 0.011474609375;  // the bf16 of bytes 0x3c
+
 struct Fake final : cuda::FusedAttention {
   std::vector<cuda::FusedShape> considered, ran;
   int64_t bytes_per_sequence = 500, linear_bytes = 100;
@@ -30,13 +32,18 @@ struct Fake final : cuda::FusedAttention {
     lses.push_back(o.lse);
     EXPECT_NE(workspace, nullptr);
     EXPECT_EQ(o.lse != nullptr, shape.backward || shape.keeps_lse);
-    if (shape.backward) {
-      EXPECT_TRUE(o.dout != nullptr && o.dq != nullptr && o.dk != nullptr && o.dv != nullptr);
-      return;
-    }
-    for (int64_t row = 0; row < shape.batch * shape.length; ++row)
-      cudaMemsetAsync(static_cast<std::byte*>(o.out) + 2 * row * shape.row_distance[3], 0x3c,
-                      static_cast<size_t>(2 * shape.heads * shape.head_dim), stream);
+    const auto write = [&](void* to, size_t place, int64_t rows, int64_t apart, int64_t heads) {
+      ASSERT_NE(to, nullptr);
+      for (int64_t i = 0; i < shape.batch; ++i)
+        for (int64_t row = i * apart; row < i * apart + rows; ++row)
+          cudaMemsetAsync(static_cast<std::byte*>(to) + 2 * row * shape.row_distance[place], 0x3c,
+                          static_cast<size_t>(2 * heads * shape.head_dim), stream);
+    };
+    if (!shape.backward) return write(o.out, 3, shape.length, shape.length, shape.heads);
+    EXPECT_NE(o.dout, nullptr);
+    write(o.dq, 5, shape.length, shape.length, shape.heads);
+    write(o.dk, 6, shape.keys, shape.key_rows, shape.kv_heads);
+    write(o.dv, 7, shape.keys, shape.key_rows, shape.kv_heads);
   }
 };
 
@@ -55,13 +62,19 @@ struct FusedAttention : ::testing::Test {
     int64_t gap = 0;      // between rows
     int64_t earlier = 0;  // positions of the last query after the last key
     bool adds = false;    // backward: to gradients in fp32
+    int64_t spare = 0;    // rows between the sequences' keys
   };
-  /// Runs one pass over two sequences, with four query heads and two key/value heads; returns its output.
-  TestTensor pass(const Case& c) {
+  struct Gradients {
+    TestTensor dq, dk, dv;
+  };
+  /// Runs one pass over two sequences, with four query heads and two key/value heads; returns its output. Gradients are
+  /// added to ones.
+  TestTensor pass(const Case& c, Gradients* gradients = nullptr) {
     constexpr int64_t kBatch = 2, kHeads = 4, kKvHeads = 2;
     const AttentionShape shape{.batch = kBatch,
                                .q_len = c.queries,
                                .k_len = c.keys,
+                               .k_capacity = c.keys + c.spare,
                                .heads = kHeads,
                                .kv_heads = kKvHeads,
                                .head_dim = c.head_dim,
@@ -71,7 +84,8 @@ struct FusedAttention : ::testing::Test {
     const auto rows = [&](int64_t length, int64_t heads) {
       return TestTensor({kBatch * length, heads * c.head_dim}, c.dtype, c.gap).fill(draw);
     };
-    TestTensor q = rows(c.queries, kHeads), k = rows(c.keys, kKvHeads), v = rows(c.keys, kKvHeads),
+    const int64_t key_rows = c.keys + c.spare;
+    TestTensor q = rows(c.queries, kHeads), k = rows(key_rows, kKvHeads), v = rows(key_rows, kKvHeads),
                out = rows(c.queries, kHeads);
     TestTensor lse({kBatch * kHeads, c.queries}, sums);
     const AttentionDropout dropout{.p = c.dropout, .key = philox_key(1, "mask"), .heads_global = kHeads};
@@ -82,8 +96,10 @@ struct FusedAttention : ::testing::Test {
       lse.fill([] { return 1.0; });
       TestTensor dout = rows(c.queries, kHeads), dq = out, dk = k, dv = v;
       if (c.adds)
-        for (TestTensor* x : {&dq, &dk, &dv}) *x = TestTensor({x->tensor().rows(), x->tensor().cols()}, sums, c.gap);
+        for (TestTensor* x : {&dq, &dk, &dv})
+          *x = TestTensor({x->tensor().rows(), x->tensor().cols()}, sums, c.gap).fill([] { return 1.0; });
       testing::run(machine.ex, AttentionBackward{forward, dout, dq, dk, dv, c.adds, c.adds});
+      if (gradients != nullptr) *gradients = {dq, dk, dv};
     }
     return out;
   }
@@ -100,6 +116,8 @@ TEST_F(FusedAttention, TakesTrainingInBf16) {
                                   .heads = 4,
                                   .kv_heads = 2,
                                   .head_dim = 8,
+                                  .keys = 12,
+                                  .key_rows = 12,
                                   .scale = 0.5f,
                                   .row_distance = {32, 16, 16, 32}};
   EXPECT_EQ(fake->ran.front(), expected);
@@ -116,9 +134,10 @@ TEST_F(FusedAttention, TakesTrainingInBf16) {
 
 TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
   for (const Case& c :
-       {Case{.dtype = DType::f32}, Case{.dropout = 0.5}, Case{.queries = 6}, Case{.queries = 3, .keys = 3},
-        Case{.head_dim = 12}, Case{.gap = 2}, Case{.dropout = 0.5, .backward = true}, Case{.earlier = 12},
-        Case{.backward = true, .earlier = 12}, Case{.backward = true, .adds = true}}) {
+       {Case{.dtype = DType::f32}, Case{.dropout = 0.5}, Case{.queries = 6, .lse = false},
+        Case{.queries = 3, .keys = 3}, Case{.head_dim = 12}, Case{.gap = 2}, Case{.dropout = 0.5, .backward = true},
+        Case{.earlier = 3}, Case{.keys = 13, .earlier = -1}, Case{.backward = true, .earlier = 3},
+        Case{.lse = false, .spare = 1}, Case{.dtype = DType::f32, .backward = true, .adds = true}}) {
     const TestTensor out = pass(c);
     EXPECT_TRUE(fake->considered.empty());
     bool differ = false;
@@ -131,6 +150,35 @@ TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
   machine.device->libraries()->attention = nullptr;
   pass({});
   EXPECT_EQ(attention_path(*machine.device), "built-in kernels");
+}
+
+// A rank's calls where ranks share sequences: queries after some of the keys, or after all of them.
+TEST_F(FusedAttention, TakesPartsOfSequences) {
+  using cuda::FusedMask;
+  for (const auto& [c, mask] : {std::pair(Case{.queries = 6}, FusedMask::bottom_right),
+                                {Case{.queries = 6, .spare = 3}, FusedMask::bottom_right},
+                                {Case{.spare = 3}, FusedMask::causal},
+                                {Case{.earlier = 11}, FusedMask::none},
+                                {Case{.queries = 7, .keys = 5, .earlier = 40}, FusedMask::none}}) {
+    for (const bool backward : {false, true}) {
+      Case of_pass = c;
+      of_pass.backward = of_pass.adds = backward;
+      Gradients sums;
+      const TestTensor out = pass(of_pass, &sums);
+      ASSERT_FALSE(fake->ran.empty());
+      const cuda::FusedShape& shape = fake->ran.back();
+      EXPECT_EQ(shape.mask, mask);
+      EXPECT_EQ(shape.backward, backward);
+      EXPECT_EQ(std::tuple(shape.length, shape.keys, shape.key_rows), std::tuple(c.queries, c.keys, c.keys + c.spare));
+      if (!backward) continue;
+      for (const TestTensor* x : {&sums.dq, &sums.dk, &sums.dv}) {
+        const int64_t per_sequence = x->count() / 2, cols = x->tensor().cols();
+        const int64_t written = (x == &sums.dq ? c.queries : c.keys) * cols;
+        for (int64_t i = 0; i < x->count(); ++i)
+          ASSERT_EQ(x->at(i), i % per_sequence < written ? 1 + kWritten : 1) << "added, and only to rows in use";
+      }
+    }
+  }
 }
 
 TEST_F(FusedAttention, PlansItsWorkspaceOnADryDevice) {
@@ -153,8 +201,14 @@ TEST_F(FusedAttention, PlansItsWorkspaceOnADryDevice) {
 /// algorithm; {0, false} if it does not run the pass.
 std::pair<int64_t, bool> way_of(Fake& fake, int64_t batch, bool backward = true) {
   const tests::Warnings logged;
-  const cuda::FusedShape shape{
-      .backward = backward, .batch = batch, .length = 12, .heads = 4, .kv_heads = 2, .head_dim = 8};
+  const cuda::FusedShape shape{.backward = backward,
+                               .batch = batch,
+                               .length = 12,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .head_dim = 8,
+                               .keys = 12,
+                               .key_rows = 12};
   const std::optional<cuda::FusedWay> way = fake.way(shape);
   EXPECT_EQ(logged.lines.size(), !way || way->part.linear ? 1u : 0u);
   if (!way) return {0, false};

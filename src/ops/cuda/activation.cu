@@ -173,6 +173,11 @@ void run(Exec& ex, const Add& op) {
   });
 }
 
+void add_bf16(Exec& ex, const Tensor& part, const Tensor& sum) {
+  map_elements<wide_of<bf16>()>(ex, AddFormula{false}, In<bf16>{part}, In<float>{sum}, In<float>{Tensor(), true},
+                                Out<float>{sum});
+}
+
 void run(Exec& ex, const SoftCap& op) {
   TRAINER_CHECK(op.x.dtype == DType::f32, "logits are {}: CUDA devices support only fp32", name_of(op.x.dtype));
   if (ex.device.dry()) return;

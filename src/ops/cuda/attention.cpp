@@ -72,18 +72,31 @@ FusedAttention* fused_on(const device::Device& device) {
   return static_cast<FusedAttention*>(device.libraries()->attention.get());
 }
 
+/// Returns the keys that queries see; empty if a library knows no such mask, or sees too few such passes: every length
+/// of a prompt would be a plan.
+std::optional<FusedMask> fused_mask(const AttentionForward& op) {
+  const AttentionShape& s = op.shape;
+  if (s.earlier() == 0 && s.q_len == s.k_len && s.capacity() == s.k_len) return FusedMask::causal;
+  if (!op.lse) return {};  // not in training
+  if (s.earlier() >= s.k_len - 1) return FusedMask::none;
+  if (s.earlier() + s.q_len != s.k_len) return {};
+  return s.earlier() == 0 ? FusedMask::causal : FusedMask::bottom_right;
+}
+
 /// Returns the pass as a library may run it; empty if only the built-in kernels support it. Operands on a dry device
 /// count as aligned, as all memory in an arena is.
 std::optional<FusedShape> fused_shape(const AttentionForward& op, std::initializer_list<const Tensor*> operands) {
   const AttentionShape& s = op.shape;
-  if (op.dropout.p > 0 || op.mask.hides() || s.q_len != s.k_len || s.earlier() != 0 || s.q_len <= kDecodeQueries ||
-      s.head_dim % 8 != 0 || s.capacity() != s.k_len)
-    return {};
-  FusedShape shape{.batch = s.batch,
+  const std::optional<FusedMask> mask = fused_mask(op);
+  if (!mask || op.dropout.p > 0 || op.mask.hides() || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0) return {};
+  FusedShape shape{.mask = *mask,
+                   .batch = s.batch,
                    .length = s.q_len,
                    .heads = s.heads,
                    .kv_heads = s.kv_heads,
                    .head_dim = s.head_dim,
+                   .keys = s.k_len,
+                   .key_rows = s.capacity(),
                    .scale = static_cast<float>(op.scale)};
   size_t place = 0;
   for (const Tensor* x : operands) {
@@ -96,15 +109,62 @@ FusedOperands fused_operands(const AttentionForward& op) {
   return {op.q.data, op.k.data, op.v.data, op.out.data, op.lse ? reinterpret_cast<float*>(op.lse.data) : nullptr};
 }
 
-/// Runs the pass with the library, if there is one that supports it; returns true if it did.
-bool run_fused(Exec& ex, const std::optional<FusedShape>& shape, const FusedOperands& operands) {
+/// Returns the library's way to run the pass; empty if there is none that supports it.
+std::optional<FusedWay> fused_way(Exec& ex, const std::optional<FusedShape>& shape) {
   FusedAttention* const library = fused_on(ex.device);
-  if (library == nullptr || !shape) return false;
-  const std::optional<FusedWay> way = library->way(*shape);
-  if (!way) return false;
-  const Scratch workspace = ex.take("attention.workspace", {std::max<int64_t>(1, way->workspace)}, DType::u8);
+  return library != nullptr && shape ? library->way(*shape) : std::nullopt;
+}
+
+void run_fused(Exec& ex, const FusedShape& shape, const FusedWay& way, const FusedOperands& operands) {
+  const Scratch workspace = ex.take("attention.workspace", {std::max<int64_t>(1, way.workspace)}, DType::u8);
   if (!ex.device.dry())
-    library->run(device::cuda::stream_of(ex.device), *shape, *way, operands, workspace.tensor().data);
+    fused_on(ex.device)->run(device::cuda::stream_of(ex.device), shape, way, operands, workspace.tensor().data);
+}
+
+/// A gradient that a library writes in bf16: to its place, or to scratch if it is added to a sum in fp32.
+class FusedGradient {
+ public:
+  FusedGradient(const Tensor& place, bool adds) : place_(place), adds_(adds) {
+    if (adds) part_ = {nullptr, place.shape, DType::bf16, 0};
+  }
+  /// Describes the bf16 gradient; it has memory after take().
+  const Tensor& written() const { return adds_ ? part_ : place_; }
+  void take(Exec& ex) {
+    if (!adds_) return;
+    scratch_ = ex.take("attention.part", part_.shape, DType::bf16);
+    part_ = scratch_;
+  }
+  /// Adds the part to the sum: `rows` of each of `batch` sequences, whose first ones are `distance` rows apart.
+  void add(Exec& ex, int64_t batch, int64_t rows, int64_t distance) const {
+    if (!adds_ || ex.device.dry()) return;
+    for (int64_t i = 0; i < batch; ++i)
+      add_bf16(ex, part_.row_range(i * distance, rows), place_.row_range(i * distance, rows));
+  }
+
+ private:
+  Tensor place_, part_;
+  bool adds_;
+  Scratch scratch_;
+};
+
+/// Runs the backward pass with a library that supports it; returns whether it did.
+bool run_fused(Exec& ex, const AttentionBackward& op) {
+  FusedGradient dq(op.dq, op.add_dq), dk(op.dk, op.add_dkv), dv(op.dv, op.add_dkv);
+  std::optional<FusedShape> shape =
+      fused_shape(op, {&op.q, &op.k, &op.v, &op.out, &op.dout, &dq.written(), &dk.written(), &dv.written()});
+  if (shape) shape->backward = true;
+  const std::optional<FusedWay> way = fused_way(ex, shape);
+  if (!way) return false;
+  for (FusedGradient* gradient : {&dq, &dk, &dv}) gradient->take(ex);
+  FusedOperands operands = fused_operands(op);
+  operands.dout = op.dout.data;
+  operands.dq = dq.written().data;
+  operands.dk = dk.written().data;
+  operands.dv = dv.written().data;
+  run_fused(ex, *shape, *way, operands);
+  dq.add(ex, shape->batch, shape->length, shape->length);
+  dk.add(ex, shape->batch, shape->keys, shape->key_rows);
+  dv.add(ex, shape->batch, shape->keys, shape->key_rows);
   return true;
 }
 
@@ -121,7 +181,7 @@ void run(Exec& ex, const AttentionForward& op) {
   const DType dtype = op.q.dtype;
   std::optional<FusedShape> fused = fused_shape(op, {&op.q, &op.k, &op.v, &op.out});
   if (fused) fused->keeps_lse = static_cast<bool>(op.lse);
-  if (run_fused(ex, fused, fused_operands(op))) return;
+  if (const std::optional<FusedWay> way = fused_way(ex, fused)) return run_fused(ex, *fused, *way, fused_operands(op));
   AttentionArgs args = args_of(op, s.seen());
   // The size of scratch depends only on k_capacity, so that one arena program decodes at every length.
   const bool decodes = s.q_len <= kDecodeQueries && op.dropout.p == 0;
@@ -146,14 +206,7 @@ void run(Exec& ex, const AttentionBackward& op) {
   check_limits(op);
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype;
-  std::optional<FusedShape> fused = fused_shape(op, {&op.q, &op.k, &op.v, &op.out, &op.dout, &op.dq, &op.dk, &op.dv});
-  if (fused) fused->backward = true;
-  FusedOperands operands = fused_operands(op);
-  operands.dout = op.dout.data;
-  operands.dq = op.dq.data;
-  operands.dk = op.dk.data;
-  operands.dv = op.dv.data;
-  if (run_fused(ex, fused, operands)) return;
+  if (run_fused(ex, op)) return;
   const Scratch delta = ex.take("attention.delta", {s.batch * s.heads, s.q_len}, DType::f32);
   if (ex.device.dry()) return;
 

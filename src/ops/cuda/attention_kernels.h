@@ -5,6 +5,7 @@
 
 #include "device/cuda/runtime.h"
 #include "ops/cuda/attention_args.h"
+#include "tensor/exec.h"
 
 namespace trainer::ops::cuda {
 
@@ -45,6 +46,10 @@ template <typename T>
 void plain_forward(cudaStream_t stream, AttentionArgs args, int64_t batch);
 template <typename T>
 void plain_backward(cudaStream_t stream, AttentionArgs args, int64_t batch);
+
+// activation.cu
+/// sum += part: bf16 and fp32 [n, m], column ranges allowed.
+void add_bf16(Exec& ex, const Tensor& part, const Tensor& sum);
 
 // attention_decode.cu: a small number of queries.
 /// delta = Σ dout·out of each row and head.

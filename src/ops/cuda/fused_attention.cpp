@@ -50,7 +50,8 @@ void FusedAttention::run(cudaStream_t stream, const FusedShape& shape, const Fus
     part.batch = std::min(part.batch, shape.batch - first);
     const auto rows = [&](void* data, size_t place) {
       constexpr int64_t kBytes = 2;  // bf16
-      const int64_t skipped = first * shape.length * shape.row_distance[place] * kBytes;
+      const bool of_keys = place == 1 || place == 2 || place == 6 || place == 7;
+      const int64_t skipped = first * (of_keys ? shape.key_rows : shape.length) * shape.row_distance[place] * kBytes;
       return data == nullptr ? nullptr : static_cast<void*>(static_cast<std::byte*>(data) + skipped);
     };
     run(stream, part,

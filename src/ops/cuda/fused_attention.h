@@ -12,13 +12,19 @@
 
 namespace trainer::ops::cuda {
 
-/// One pass of causal attention over `batch` sequences of `length` queries and as many keys, in bf16. Row strides (in
+/// The keys that queries see: as many as there are queries up to theirs; those up to the last query's, which is at the
+/// last key; all.
+enum class FusedMask { causal, bottom_right, none };
+
+/// One pass of attention over `batch` sequences of `length` queries and `keys` keys, in bf16. Row strides (in
 /// elements) and head_dim are multiples of 8. A head's columns are contiguous, and heads follow each other.
 struct FusedShape {
   bool backward = false;
   bool keeps_lse = true;  // forward: stores the log-sum-exps
   bool linear = false;    // backward: a slower algorithm, whose workspace is linear in length
+  FusedMask mask = FusedMask::causal;
   int64_t batch = 0, length = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t keys = 0, key_rows = 0;  // per sequence; rows from a sequence's first key to the next one's
   float scale = 1;
   std::array<int64_t, 8> row_distance{};  // q, k, v, out; backward also: dout, dq, dk, dv
   auto operator<=>(const FusedShape&) const = default;

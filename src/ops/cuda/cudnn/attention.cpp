@@ -37,6 +37,8 @@ std::mutex& front_end() {
 
 /// The oldest cuDNN whose deterministic backward pass on Hopper can do without a workspace of batch·heads·length².
 constexpr int64_t kLinearVersion = 92500;
+/// The oldest cuDNN with bottom-right masks for other numbers of keys than of queries.
+constexpr int64_t kBottomRightVersion = 90600;
 /// Selects the linear algorithm for the graph that is built meanwhile. The front end takes this choice from the
 /// environment only: a limit for the other algorithm's workspace.
 class LinearOnly {
@@ -96,6 +98,7 @@ class Cudnn final : public FusedAttention {
 
   Plan built(const FusedShape& shape) const {
     if (shape.linear && (!deterministic_ || version() < kLinearVersion)) return {};
+    if (shape.mask == FusedMask::bottom_right && version() < kBottomRightVersion) return {};
     device::cuda::check(cudaSetDevice(ordinal_), "selecting the CUDA device");
     const std::lock_guard lock(front_end());
     std::optional<LinearOnly> limit;
@@ -107,17 +110,25 @@ class Cudnn final : public FusedAttention {
     return plan;
   }
 
-  /// Builds the graph of the pass: [batch, heads, length, head_dim] with the strides of our rows.
+  /// Sets the keys that queries see, and the scale of the scores.
+  static auto with_mask(auto attributes, const FusedShape& s) {
+    if (s.mask == FusedMask::causal) attributes.set_causal_mask(true);
+    if (s.mask == FusedMask::bottom_right) attributes.set_causal_mask_bottom_right(true);
+    return attributes.set_attn_scale(s.scale);
+  }
+
+  /// Builds the graph of the pass: [batch, heads, length or keys, head_dim] with the strides of our rows.
   std::unique_ptr<Graph> described(const FusedShape& s) const {
     auto graph = std::make_unique<Graph>();
     graph->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    const auto rows = [&](Attributes& tensor, Operand which, int64_t heads, size_t place) -> Attributes& {
+    const auto rows = [&](Attributes& tensor, Operand which, size_t place) -> Attributes& {
+      const bool of_keys = which == kK || which == kV || which == kDk || which == kDv;
       const int64_t distance = s.row_distance[place];
       return tensor.set_uid(which)
-          .set_dim({s.batch, heads, s.length, s.head_dim})
-          .set_stride({s.length * distance, s.head_dim, distance, 1});
+          .set_dim({s.batch, of_keys ? s.kv_heads : s.heads, of_keys ? s.keys : s.length, s.head_dim})
+          .set_stride({(of_keys ? s.key_rows : s.length) * distance, s.head_dim, distance, 1});
     };
     const auto statistics = [&](Attributes& tensor) -> Attributes& {
       return tensor.set_uid(kLse)
@@ -125,34 +136,29 @@ class Cudnn final : public FusedAttention {
           .set_dim({s.batch, s.heads, s.length, 1})
           .set_stride({s.heads * s.length, s.length, 1, 1});
     };
-    const auto input = [&](Operand which, int64_t heads, size_t place) {
+    const auto input = [&](Operand which, size_t place) {
       Attributes tensor;
-      return graph->tensor(rows(tensor, which, heads, place));
+      return graph->tensor(rows(tensor, which, place));
     };
-    const auto q = input(kQ, s.heads, 0), k = input(kK, s.kv_heads, 1), v = input(kV, s.kv_heads, 2);
+    const auto q = input(kQ, 0), k = input(kK, 1), v = input(kV, 2);
     if (!s.backward) {
-      const auto [out, lse] = graph->sdpa(q, k, v,
-                                          fe::graph::SDPA_attributes()
-                                              .set_name("attention")
-                                              .set_generate_stats(s.keeps_lse)
-                                              .set_causal_mask(true)
-                                              .set_attn_scale(s.scale));
-      rows(out->set_output(true), kOut, s.heads, 3);
+      const auto [out, lse] = graph->sdpa(
+          q, k, v, with_mask(fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(s.keeps_lse), s));
+      rows(out->set_output(true), kOut, 3);
       if (s.keeps_lse) statistics(lse->set_output(true));
       return graph;
     }
-    const auto out = input(kOut, s.heads, 3), dout = input(kDout, s.heads, 4);
+    const auto out = input(kOut, 3), dout = input(kDout, 4);
     Attributes kept;
     const auto lse = graph->tensor(statistics(kept));
     const auto [dq, dk, dv] = graph->sdpa_backward(q, k, v, out, dout, lse,
-                                                   fe::graph::SDPA_backward_attributes()
-                                                       .set_name("attention backward")
-                                                       .set_causal_mask(true)
-                                                       .set_attn_scale(s.scale)
-                                                       .set_deterministic_algorithm(deterministic_));
-    rows(dq->set_output(true), kDq, s.heads, 5);
-    rows(dk->set_output(true), kDk, s.kv_heads, 6);
-    rows(dv->set_output(true), kDv, s.kv_heads, 7);
+                                                   with_mask(fe::graph::SDPA_backward_attributes()
+                                                                 .set_name("attention backward")
+                                                                 .set_deterministic_algorithm(deterministic_),
+                                                             s));
+    rows(dq->set_output(true), kDq, 5);
+    rows(dk->set_output(true), kDk, 6);
+    rows(dv->set_output(true), kDv, 7);
     return graph;
   }
 
