@@ -21,6 +21,9 @@ double weight_of(const Tensor& weights, int64_t r) {
   return weights.dtype == DType::f64 ? weights.as<double>()[r] : static_cast<double>(weights.as<float>()[r]);
 }
 
+/// Returns the scale of gradients; 1 without one.
+double scale_of(const Tensor& scale) { return scale ? *scale.as<double>() : 1.0; }
+
 void check_targets(const Tensor& targets, const Tensor& weights, int64_t vocabulary) {
   const int32_t* target = targets.as<int32_t>();
   for (int64_t r = 0; r < targets.count(); ++r)
@@ -63,6 +66,7 @@ void run(Exec& ex, const CrossEntropy& op) {
   expect_count(op.loss, rows, DType::f64, "loss");
   if (op.dlogits) expect_rows(op.dlogits, rows, padded, gradient, "dlogits");
   if (op.terms.z_loss) expect_count(op.terms.z_loss, rows, DType::f64, "z loss");
+  if (op.scale) expect_count(op.scale, 1, DType::f64, "loss scale");
   const double count = static_cast<double>(op.logits.count());
   const OpTimer timer(
       ex.meter, OpKind::loss,
@@ -75,10 +79,11 @@ void run(Exec& ex, const CrossEntropy& op) {
   const int32_t* targets = op.targets.as<int32_t>();
   const auto kernel = cross_entropy_kernels(ex).row[type];
   double* loss = op.loss.as<double>();
+  const double scale = scale_of(op.scale);
   for_row_blocks(ex, rows, rows_per_task(padded), [&](int64_t first, int64_t n) {
     for (int64_t r = first; r < first + n; ++r)
       loss[r] = kernel({row_at(op.logits, r), op.dlogits ? row_at(op.dlogits, r) : nullptr, op.vocab, padded,
-                        targets[r], weight_of(op.weights, r), op.scale, op.terms.z, op.terms.cap,
+                        targets[r], weight_of(op.weights, r), scale, op.terms.z, op.terms.cap,
                         op.terms.z_loss ? op.terms.z_loss.as<double>() + r : nullptr});
   });
 }
@@ -132,6 +137,7 @@ void run(Exec& ex, const ShardLoss& op) {
   expect_count(op.loss, rows, DType::f64, "loss");
   if (op.dlogits) expect_rows(op.dlogits, rows, padded, gradient, "dlogits");
   if (op.terms.z_loss) expect_count(op.terms.z_loss, rows, DType::f64, "z loss");
+  if (op.scale) expect_count(op.scale, 1, DType::f64, "loss scale");
   const double count = op.dlogits ? static_cast<double>(shard.logits.count()) : static_cast<double>(rows);
   const OpTimer timer(ex.meter, OpKind::loss,
                       {20.0 * count, op.dlogits ? bytes_of(shard.logits) + bytes_of(op.dlogits) : 0.0});
@@ -141,6 +147,7 @@ void run(Exec& ex, const ShardLoss& op) {
   const auto kernel = cross_entropy_kernels(ex).gradient[type];
   const double *largest = op.largest.as<double>(), *sums = op.sums.as<double>();
   double* loss = op.loss.as<double>();
+  const double scale = scale_of(op.scale);
   for_row_blocks(ex, rows, rows_per_task(padded), [&](int64_t first, int64_t n) {
     for (int64_t r = first; r < first + n; ++r) {
       const double weight = weight_of(op.weights, r);
@@ -150,7 +157,7 @@ void run(Exec& ex, const ShardLoss& op) {
       if (op.terms.z_loss) op.terms.z_loss.as<double>()[r] = weight == 0 ? 0 : weight * op.terms.z * lse * lse;
       if (op.dlogits)
         kernel({row_at(shard.logits, r), row_at(op.dlogits, r), shard.vocab, padded, target_here(shard, r), weight,
-                op.scale, op.terms.z, op.terms.cap, nullptr},
+                scale, op.terms.z, op.terms.cap, nullptr},
                {largest[r], sums[r]});
     }
   });

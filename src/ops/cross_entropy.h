@@ -16,11 +16,11 @@ struct LossTerms {
 /// dtype (0 masks a row; empty: all 1).
 /// loss[r] = weights[r]·(log Σ exp logits[r] − logits[r, target]), [m] f64.
 /// dlogits [m, V_padded] compute dtype or empty: weights[r]·scale·(softmax − onehot), 0 in the padding. On a
-/// CPU, rows may begin where those of the logits do; on a GPU only when the dtypes agree.
+/// CPU, rows may begin where those of the logits do; on a GPU only when the dtypes agree. scale: [1] f64; empty: 1.
 struct CrossEntropy {
   Tensor logits, targets, weights, loss, dlogits;
   int64_t vocab = 0;
-  double scale = 1;
+  Tensor scale = {};
   LossTerms terms;
 };
 void run(Exec& ex, const CrossEntropy& op);
@@ -52,7 +52,7 @@ struct ShardLoss {
   CrossEntropyShard shard;
   Tensor largest, sums, weights, loss, dlogits;
   int64_t vocabulary = 0;
-  double scale = 1;
+  Tensor scale = {};
   LossTerms terms;
 };
 void run(Exec& ex, const ShardLoss& op);

@@ -21,6 +21,7 @@ struct KvCache {
 struct Batch {
   Tensor ids, targets;  // [N] i32; targets may be empty (generation)
   Tensor weights;       // [N] accumulator type: loss weight of each row, 0 = masked
+  Tensor loss_scale;    // [1] f64: 1 / (counted targets of the whole step); empty: 1
   Tensor sorted;        // [N] i32, the first n used: Embedding::sort(); empty without a backward pass
   Tensor first_key;     // [N] i32: the row of its sequence at which a row's document begins; empty: all see all rows
   /// [N] i32 RowOrder::rows() and positions(), and Embedding::sort_positions(); empty: the order is natural.
@@ -30,8 +31,7 @@ struct Batch {
   std::span<const int64_t> starts;  // positions of the sequences' first rows (generation with caches); empty: 0
   std::span<const KvCache> caches;  // the sequences', in the layer that runs: they receive its keys and values
   uint32_t step = 0;
-  double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
-  double z_loss = 0;      // coefficient of the z-loss, in training
+  double z_loss = 0;  // coefficient of the z-loss, in training
   bool dropout = false;
   bool keep = true;            // a backward pass follows, for which activations are saved
   bool cut = true;             // false in generation: rows are not split over ranks

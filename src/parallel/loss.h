@@ -14,7 +14,7 @@ struct ShardedLoss {
   ops::CrossEntropyShard shard;
   Tensor weights, loss, dlogits;
   int64_t vocabulary = 0;
-  double scale = 1;
+  Tensor scale = {};
   ops::LossTerms terms;
 };
 void run(Exec& ex, comm::Communicator* ranks, const ShardedLoss& op);

@@ -33,8 +33,7 @@ MicroGraphs::MicroGraphs(device::Device& device, const config::Config& config, b
 MicroGraphs::Next MicroGraphs::next(const Exec& ex, const Kind& kind) {
   if (!some_ || (kind.last && !last_) || ex.meter.timed != nullptr) return Next::launch;
   Slot& slot = slot_of(kind);
-  if (slot.loss_scale != kind.loss_scale || slot.memory != ex.arena.memory())
-    slot = {.loss_scale = kind.loss_scale, .memory = ex.arena.memory()};
+  if (slot.memory != ex.arena.memory()) slot = {.memory = ex.arena.memory()};
   if (slot.runs++ == 0) return Next::launch;
   if (slot.graph == nullptr) return Next::record;
   ++replays_;

@@ -15,10 +15,9 @@ namespace trainer::train {
 
 class MicroGraphs {
  public:
-  /// The conditions, other than the data, on which a micro-step's kernels depend.
+  /// The conditions on which a micro-step's kernels depend; all that depends on the data is on the device.
   struct Kind {
     bool first = false, last = false;  // in the step: the first overwrites gradients, the last starts reductions
-    double loss_scale = 1;
   };
 
   /// `communicates`: ranks communicate within micro-steps other than the last one; `last_communicates`: within the last
@@ -30,7 +29,7 @@ class MicroGraphs {
 
   /// The way in which the next micro-step of a kind runs on the device.
   enum class Next {
-    launch,  // without a graph: the first of a kind, after a change of the loss scale, or if operators are timed
+    launch,  // without a graph: the first of a kind, or if operators are timed
     record,  // capture the kernels with record(), then run()
     repeat,  // run()
   };
@@ -44,8 +43,7 @@ class MicroGraphs {
 
  private:
   struct Slot {
-    double loss_scale = 0;
-    int64_t runs = 0;  // micro-steps since the loss scale or the memory changed
+    int64_t runs = 0;  // micro-steps since the memory changed
     const std::byte* memory = nullptr;
     std::unique_ptr<device::Graph> graph;
   };

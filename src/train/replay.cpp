@@ -48,7 +48,8 @@ std::vector<uint64_t> Trainer::replay(const StepWork& work, int64_t of, const Ba
   store_.weights().forget_kept();
   StepWork moved = work;
   moved.first_sample += (of - replica()) * micro_batch();
-  parallel::Batch batch = load(moved, 0, config_.train.global_batch * config_.model.seq_len, batches);
+  set_loss_scale(config_.train.global_batch * config_.model.seq_len);
+  parallel::Batch batch = load(moved, 0, batches);
   batch.first_sample = of * micro_batch();
   std::vector<size_t> actions;  // the first micro-batch's, as the first of several
   std::vector<sharding::Action> list;

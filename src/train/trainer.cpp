@@ -40,6 +40,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   allocate(once ? Gradients::arena : Gradients::own_memory, std::ssize(terms_), in_memory);
   loaded_.resize(static_cast<size_t>(in_memory));
   sorted_ = Buffer(device, "data", {in_memory * batch().ids.count()}, DType::i32);
+  loss_scale_ = Buffer(device, "data", {1}, DType::f64);
   ops::RowsByToken sorted;
   model_->sort_positions(row_order_.positions(), sorted);
   sorted_positions_ = on_device(sorted.rows);
@@ -110,9 +111,10 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   optimizer_->begin_step();
   store_.weights().forget_kept();
   begin_routing(work.step, rows);
+  set_loss_scale(tokens);
   const auto load_one = [&](int64_t micro) {
     clock.charge(&PhaseMs::backward);  // the wait for the other ranks' answer to stop(): only reading counts as data
-    const parallel::Batch& batch = loaded_[static_cast<size_t>(memory_of(micro))] = load(work, micro, tokens, batches);
+    const parallel::Batch& batch = loaded_[static_cast<size_t>(memory_of(micro))] = load(work, micro, batches);
     if (batch.first_key) pairs.add(config_.model, first_keys());
     clock.charge(&PhaseMs::data);
   };
@@ -198,6 +200,11 @@ std::optional<Trainer::Outcome::Spike> Trainer::spike_of(const StepWork& work, c
   return std::nullopt;
 }
 
+void Trainer::set_loss_scale(int64_t tokens) {
+  const double scale = 1.0 / static_cast<double>(tokens);
+  device_.copy_to_device(loss_scale_.tensor().data, &scale, sizeof scale);
+}
+
 int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
   return work.first_sample + (micro * replicas() + replica()) * micro_batch();
 }
@@ -213,7 +220,7 @@ void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
   ahead_ = first_sample;
 }
 
-parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches) {
+parallel::Batch Trainer::load(const StepWork& work, int64_t micro, const BatchSource& batches) {
   const int64_t first = first_sample(work, micro);
   {
     const TraceScope reading(meter_.trace, "read", -1, Span::Kind::input);
@@ -225,7 +232,6 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
   device_.copy_to_device(batch.sorted.data, sorted.data(), std::ssize(sorted) * size_of(DType::i32));
   batch.first_sample = first - work.first_sample;  // index within the step's batch
   batch.step = static_cast<uint32_t>(work.step);
-  batch.loss_scale = 1.0 / static_cast<double>(tokens);
   return batch;
 }
 
@@ -233,6 +239,7 @@ parallel::Batch Trainer::training_batch(int64_t micro) {
   parallel::Batch batch = this->batch(memory_of(micro));
   batch.sorted_positions = sorted_positions_;
   batch.sorted = sorted_.tensor().range(memory_of(micro) * batch.ids.count(), batch.ids.count());
+  batch.loss_scale = loss_scale_;
   batch.z_loss = config_.train.z_loss;
   batch.dropout = true;
   batch.routing = routing();
@@ -240,7 +247,7 @@ parallel::Batch Trainer::training_batch(int64_t micro) {
 }
 
 void Trainer::run(Exec& ex, const Run& of, const parallel::Batch& batch, PhaseClock& clock) {
-  const MicroGraphs::Kind of_graph{of.kind.first, of.kind.last, batch.loss_scale};
+  const MicroGraphs::Kind of_graph{of.kind.first, of.kind.last};
   switch (graphs_->next(ex, of_graph)) {
     case MicroGraphs::Next::launch:
       launch(ex, of, batch, &clock);

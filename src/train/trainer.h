@@ -157,8 +157,10 @@ class Trainer : public ModelRunner {
   void draw(int64_t first_sample, const BatchSource& batches);
   /// Prefetches a micro-batch while the device is busy.
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
-  /// Copies this rank's micro-batch to the device. `tokens` tokens of the step count in its loss.
-  parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
+  /// Tells the device how many tokens of the step count in its loss.
+  void set_loss_scale(int64_t tokens);
+  /// Copies this rank's micro-batch to the device.
+  parallel::Batch load(const StepWork& work, int64_t micro, const BatchSource& batches);
   bool has_stages() const { return sharding_.stages.count > 1; }
   /// Returns the seconds that the meter counted in which messages of other stages were waited for.
   double seconds_waited() const;
@@ -205,6 +207,7 @@ class Trainer : public ModelRunner {
   sharding::Frames frames_;
   std::vector<parallel::Batch> loaded_;  // the step's, by memory_of()
   Buffer sorted_, sorted_positions_;     // on the device: the orders in which the embedding's backward pass sums rows
+  Buffer loss_scale_;                    // Batch::loss_scale, of the step
   data::TokenBatch host_;
   ops::RowsByToken host_sorted_;  // order of the rows of host_
   std::vector<int32_t> stored_ids_;

@@ -21,7 +21,8 @@ struct LossRows {
   Rows<T> dlogits;       // null: no gradient
   int64_t rows, first, vocabulary;
   int padded, vocab;
-  double scale, z;  // z, cap, z_loss: ops::LossTerms
+  const double* scale;  // null: 1
+  double z;             // z, cap, z_loss: ops::LossTerms
   float cap;
   double* z_loss;                 // null: not stored
   double *loss, *largest, *sums;  // largest [rows], sums [2, rows]: shards only
@@ -126,7 +127,7 @@ struct RowGradient {
   template <typename T>
   __device__ RowGradient(const LossRows<T>& op, const RowSums& row, float weight, int at)
       : largest(row.largest), steep(op.cap > 0 ? 1 / op.cap : 0.0f), vocab(op.vocab), target(at) {
-    const double factor = static_cast<double>(weight) * op.scale;
+    const double factor = static_cast<double>(weight) * (op.scale == nullptr ? 1.0 : *op.scale);
     const double grown =
         op.z == 0 ? factor : factor * (1 + 2 * op.z * (static_cast<double>(row.largest) + log(row.sum)));
     scale = static_cast<float>(grown / row.sum);
@@ -274,7 +275,7 @@ void with_piece(const Tensor& logits, const Tensor& dlogits, F&& launch) {
 
 template <typename T>
 LossRows<T> rows_for(const Tensor& logits, const Tensor& targets, const Tensor& weights, const Tensor& dlogits,
-                     int64_t vocab, double scale) {
+                     int64_t vocab, const Tensor& scale) {
   TRAINER_CHECK(logits.cols() < INT32_MAX / 16, "cross entropy over {} columns: CUDA kernels support fewer than {}",
                 logits.cols(), INT32_MAX / 16);
   LossRows<T> rows{};
@@ -286,7 +287,7 @@ LossRows<T> rows_for(const Tensor& logits, const Tensor& targets, const Tensor& 
   rows.padded = static_cast<int>(logits.cols());
   rows.vocab = static_cast<int>(vocab);
   rows.vocabulary = vocab;
-  rows.scale = scale;
+  rows.scale = scale ? scale.as<double>() : nullptr;
   return rows;
 }
 
@@ -329,7 +330,7 @@ void run(Exec& ex, const ShardSums& op) {
   for_compute_type(op.shard.logits.dtype, "logits", [&]<typename T>(T) {
     const Tensor& logits = op.shard.logits;
     if (ex.device.dry() || logits.rows() == 0) return;
-    LossRows<float> rows = rows_for<float>(logits, op.shard.targets, {}, {}, op.shard.vocab, 1);
+    LossRows<float> rows = rows_for<float>(logits, op.shard.targets, {}, {}, op.shard.vocab, {});
     rows.largest = op.largest.as<double>();
     rows.sums = op.sums.as<double>();
     with_piece(logits, {}, [&](auto piece) {
@@ -343,7 +344,7 @@ void run(Exec& ex, const ShardSums& op) {
 void run(Exec& ex, const ShardRescale& op) {
   const CrossEntropyShard& shard = op.shard;
   if (ex.device.dry() || shard.logits.rows() == 0) return;
-  LossRows<float> rows = rows_for<float>(shard.logits, shard.targets, {}, {}, shard.vocab, 1);
+  LossRows<float> rows = rows_for<float>(shard.logits, shard.targets, {}, {}, shard.vocab, {});
   rows.first = shard.first;
   rows.largest = op.largest.as<double>();
   rows.sums = op.sums.as<double>();

@@ -103,8 +103,8 @@ class Rig {
       const int64_t rows = model.loss_rows(loaded.batch.rows());
       const Scratch losses = ex.take("losses", {rows}, DType::f64), z_losses = ex.take("z_losses", {rows}, DType::f64);
       model.loss_backward(ex, loaded.batch, saved, {losses, z_loss > 0 ? z_losses.tensor() : Tensor()}, sink);
-      loss += parallel::sum_of_losses(ex, losses) * loaded.batch.loss_scale;
-      if (z_loss > 0) z_term += parallel::sum_of_losses(ex, z_losses) * loaded.batch.loss_scale;
+      loss += parallel::sum_of_losses(ex, losses) * loaded.scale[0];
+      if (z_loss > 0) z_term += parallel::sum_of_losses(ex, z_losses) * loaded.scale[0];
     }
     if (routing) {
       const parallel::RouterTerms terms = routing->terms();
@@ -119,7 +119,7 @@ class Rig {
     loaded.batch.dropout = false;
     const Scratch losses = losses_of(loaded.batch);
     model.loss(ex, loaded.batch, losses);
-    return parallel::sum_of_losses(ex, losses) * loaded.batch.loss_scale;
+    return parallel::sum_of_losses(ex, losses) * loaded.scale[0];
   }
 
   using Transformer = model::Transformer;
@@ -127,7 +127,7 @@ class Rig {
     std::vector<int32_t> ids, targets, first_keys;
     ops::RowsByToken order;
     std::vector<float> weights32;
-    std::vector<double> weights64;
+    std::vector<double> weights64, scale;
     parallel::Batch batch;
   };
   /// Returns the batch in the model's format; its tensors are views of the returned object.
@@ -156,7 +156,8 @@ class Rig {
     to.batch.seq_len = from.length;
     to.batch.first_sample = from.first_sample;
     to.batch.step = from.step;
-    to.batch.loss_scale = 1 / (from.denominator != 0 ? from.denominator : sum);
+    to.scale = {1 / (from.denominator != 0 ? from.denominator : sum)};
+    to.batch.loss_scale = view(to.scale, DType::f64);
     to.batch.dropout = has_dropout_;
     return to;
   }

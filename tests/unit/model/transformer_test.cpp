@@ -339,7 +339,7 @@ TEST_P(Chunks, EvaluateAndGenerateAsTheWholeModelDoes) {
   Scratch x = ends.model.loss(ends.ex, loaded.batch, losses);
   x = middle.model.loss(middle.ex, loaded.batch, {}, {.x = std::move(x)});
   EXPECT_FALSE(ends.model.loss(ends.ex, loaded.batch, losses, {.chunk = 1, .x = std::move(x)}));
-  EXPECT_EQ(parallel::sum_of_losses(ends.ex, losses) * loaded.batch.loss_scale, whole.loss(batch_of(c)));
+  EXPECT_EQ(parallel::sum_of_losses(ends.ex, losses) * loaded.scale[0], whole.loss(batch_of(c)));
 
   using Cache = model::Transformer::Cache;
   Cache all(whole.device, whole.model), outside(ends.device, ends.model), inside(middle.device, middle.model);

@@ -55,14 +55,15 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
     }
     targets.set(c.rows > 1 ? 1 : 0, c.rows > 1 ? -100 : 0);  // the target of a masked row is ignored
     const double scale = 0.25;
+    TestTensor on_device = TestTensor({1}, DType::f64).fill([&] { return scale; });
     on_every_device(
         [&](TestExec& ex) {
           TestTensor loss({c.rows}, DType::f64), dlogits({c.rows, c.padded}, this->kType), single({c.rows}, DType::f64);
-          run(ex, CrossEntropy{logits, targets, weights, loss, dlogits, c.vocab, scale});
-          run(ex, CrossEntropy{logits, targets, weights, single, {}, c.vocab, scale});
+          run(ex, CrossEntropy{logits, targets, weights, loss, dlogits, c.vocab, on_device});
+          run(ex, CrossEntropy{logits, targets, weights, single, {}, c.vocab, on_device});
           EXPECT_TRUE(loss.memory() == single.memory());
           expect_same_in_place(ex, logits, dlogits, [&](const Tensor& both, const Tensor& narrow) {
-            run(ex, CrossEntropy{both, targets, weights, single, narrow, c.vocab, scale});
+            run(ex, CrossEntropy{both, targets, weights, single, narrow, c.vocab, on_device});
             EXPECT_TRUE(loss.memory() == single.memory());
           });
           return std::vector<TestTensor>{loss, dlogits};
@@ -100,6 +101,7 @@ TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
   using T = TypeParam;
   const int64_t rows = 4, vocab = 299, padded = 320;
   const double z = 0.02, cap = 3, scale = 0.25;
+  TestTensor on_device = TestTensor({1}, DType::f64).fill([&] { return scale; });
   Normal draw(64, 1, 4);
   TestTensor logits = TestTensor({rows, padded}, this->kSums).fill(draw), targets({rows}, DType::i32),
              weights({rows}, this->kSums);
@@ -112,12 +114,12 @@ TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
       [&](TestExec& ex) {
         TestTensor capped = logits, loss({rows}, DType::f64), z_loss = loss, dlogits({rows, padded}, this->kType);
         run(ex, SoftCap{capped, cap});
-        run(ex, CrossEntropy{capped, targets, weights, loss, dlogits, vocab, scale, {z, z_loss, cap}});
+        run(ex, CrossEntropy{capped, targets, weights, loss, dlogits, vocab, on_device, {z, z_loss, cap}});
         TestTensor largest = loss, sums({2, rows}, DType::f64), shared = loss, shared_z = loss, shared_d = dlogits;
         const CrossEntropyShard all{capped, targets, 0, vocab};
         run(ex, ShardSums{all, largest, sums});
         run(ex, ShardRescale{all, largest, largest, sums});
-        run(ex, ShardLoss{all, largest, sums, weights, shared, shared_d, vocab, scale, {z, shared_z, cap}});
+        run(ex, ShardLoss{all, largest, sums, weights, shared, shared_d, vocab, on_device, {z, shared_z, cap}});
         return std::vector<TestTensor>{capped, loss, z_loss, dlogits, shared, shared_z, shared_d};
       },
       [&](const std::vector<TestTensor>& out) {
@@ -162,6 +164,7 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
     targets.set(r, static_cast<double>(r == 4 ? 299 : r * 61));
     weights.set(r, r == 2 ? 0.0 : 0.5 + static_cast<double>(r));
   }
+  TestTensor scale = TestTensor({1}, DType::f64).fill([] { return 0.25; });
   on_every_device(
       [&](TestExec& ex) {
         std::vector<TestTensor> largest, sums, results;
@@ -183,12 +186,12 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
         }
         for (size_t rank = 0; rank < 3; ++rank) {
           TestTensor dlogits({rows, padded[rank]}, this->kType), single({rows}, DType::f64);
-          run(ex, ShardLoss{shard(rank), top, total, weights, loss, dlogits, vocab, 0.25});
-          run(ex, ShardLoss{shard(rank), top, total, weights, single, {}, vocab, 0.25});
+          run(ex, ShardLoss{shard(rank), top, total, weights, loss, dlogits, vocab, scale});
+          run(ex, ShardLoss{shard(rank), top, total, weights, single, {}, vocab, scale});
           EXPECT_TRUE(loss.memory() == single.memory());
           expect_same_in_place(ex, logits[rank], dlogits, [&](const Tensor& both, const Tensor& narrow) {
             const CrossEntropyShard here{both, targets, firsts[rank], counts[rank]};
-            run(ex, ShardLoss{here, top, total, weights, single, narrow, vocab, 0.25});
+            run(ex, ShardLoss{here, top, total, weights, single, narrow, vocab, scale});
             EXPECT_TRUE(loss.memory() == single.memory());
           });
           results.push_back(dlogits);
@@ -227,7 +230,7 @@ TYPED_TEST(Loss, NonFiniteLogitsGiveANonFiniteLoss) {
     on_every_device(
         [&](TestExec& ex) {
           TestTensor loss({2}, DType::f64);
-          run(ex, CrossEntropy{logits, targets, {}, loss, {}, 40, 1});
+          run(ex, CrossEntropy{logits, targets, {}, loss, {}, 40});
           EXPECT_TRUE(std::isfinite(loss.at(0)));
           EXPECT_FALSE(std::isfinite(loss.at(1)));
           return std::vector<TestTensor>{};
@@ -245,7 +248,7 @@ TEST(LossChecks, RejectATargetOutsideTheVocabulary) {
   logits.fill([] { return 0.0; });
   for (const int bad : {-1, 6}) {
     targets.set(0, bad);
-    EXPECT_THROW(run(ex, CrossEntropy{logits, targets, {}, loss, {}, 6, 1}), Error);
+    EXPECT_THROW(run(ex, CrossEntropy{logits, targets, {}, loss, {}, 6}), Error);
   }
 }
 

@@ -115,14 +115,15 @@ inline Operands operands(AddPositions& o) { return {&o.positions, &o.y, &o.posit
 inline Operands operands(EmbeddingBackward& o) { return {&o.ids, &o.order, &o.dy, &o.dtable}; }
 inline Operands operands(PositionsBackward& o) { return {&o.dy, &o.dpositions}; }
 inline Operands operands(CrossEntropy& o) {
-  return {&o.logits, &o.targets, &o.weights, &o.loss, &o.dlogits, &o.terms.z_loss};
+  return {&o.logits, &o.targets, &o.weights, &o.loss, &o.dlogits, &o.scale, &o.terms.z_loss};
 }
 inline Operands operands(ShardSums& o) { return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums}; }
 inline Operands operands(ShardRescale& o) {
   return {&o.shard.logits, &o.shard.targets, &o.largest_here, &o.largest, &o.sums};
 }
 inline Operands operands(ShardLoss& o) {
-  return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums, &o.weights, &o.loss, &o.dlogits, &o.terms.z_loss};
+  return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums,        &o.weights,
+          &o.loss,         &o.dlogits,       &o.scale,   &o.terms.z_loss};
 }
 inline Operands operands(DropoutAdd& o) { return {&o.x, &o.residual, &o.y, &o.bias, &o.site.order}; }
 inline Operands operands(ColumnSum& o) { return {&o.x, &o.sums}; }

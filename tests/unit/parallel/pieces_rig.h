@@ -38,6 +38,7 @@ struct Rig {
         strategy(std::make_unique<Strategy>(mesh, store, sharding, overlap)) {
     batch.sequences = kSequences;
     batch.seq_len = kLength;
+    batch.loss_scale = {reinterpret_cast<std::byte*>(&loss_scale), {1}, DType::f64};
   }
   parallel::Tile tile(int64_t width) const { return strategy->ranks().tile(strategy->stream(0), batch.rows(), width); }
   void ready() {
@@ -73,6 +74,7 @@ struct Rig {
   Arena arena{device, Arena::Mode::heap};
   Meter meter;
   Exec ex{device, arena, meter};
+  double loss_scale = 0.25;
   Batch batch;
   Scratch losses;
 };

@@ -114,7 +114,6 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size,
     rig.batch.positions = view(positions);
     rig.batch.sorted_positions = view(sorted_positions.rows);
     rig.batch.weights = weights;
-    rig.batch.loss_scale = 0.25;
 
     const parallel::Tile tile = rig.tile(kWidth);
     Piece piece{first + tile.first_row, tile.first_col, kWidth};
@@ -275,7 +274,6 @@ HeadResults head_in_bf16(int64_t rows, bool copies) {
     rig.batch.seq_len = 2;
     rig.batch.sequences = rows / rig.batch.seq_len;
     rig.batch.z_loss = 1e-3;
-    rig.batch.loss_scale = 0.25;
     for (int64_t first = 0; first < kAll; first += rows) {
       rig.sink->begin_micro(first + rows == kAll);
       rig.batch.targets = all_targets.range(first, rows);
