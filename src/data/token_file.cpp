@@ -243,6 +243,30 @@ void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int
                 });
 }
 
+bool TokenStream::has_spans() const {
+  return std::ranges::any_of(segments_, [](const auto& segment) { return segment->layout.spans != nullptr; });
+}
+
+/// Calls fn(from, stop) for the runs of counted tokens in [begin, end).
+template <typename F>
+void TokenStream::for_each_counted(int64_t begin, int64_t end, F&& fn) const {
+  for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
+    const int64_t start = segment.begin;
+    if (segment.layout.spans == nullptr) return fn(from, stop);
+    segment.layout.spans->for_each(from - start, stop - start, [&](int64_t a, int64_t b) { fn(start + a, start + b); });
+  });
+}
+
+void TokenStream::append_spans(int64_t begin, int64_t end, std::vector<TokenRange>& spans) const {
+  for_each_counted(begin, end, [&](int64_t from, int64_t stop) { spans.push_back({from, stop}); });
+}
+
+int64_t TokenStream::counted(int64_t begin, int64_t end) const {
+  int64_t tokens = 0;
+  for_each_counted(begin, end, [&](int64_t from, int64_t stop) { tokens += stop - from; });
+  return tokens;
+}
+
 std::vector<FileSpan> TokenStream::files_of(int64_t begin, int64_t end) const {
   std::vector<FileSpan> spans;
   for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
@@ -259,10 +283,8 @@ std::string TokenStream::fingerprint() const {
   constexpr int64_t kBlocks = 256, kBlockBytes = 4096;
   std::array<std::byte, kBlockBytes> block;
   std::string facts = fmt::format("{} {} {};", info_.vocab_size, info_.eos, info_.tokenizer_hash);
-  for (const auto& segment : segments_) {
-    const InputFile& file = *segment->layout.file;
-    facts += fmt::format("{} {} ", segment->count(), segment->layout.width);
-    const int64_t begin = segment->layout.offset, bytes = file.size() - begin;
+  const auto add_blocks = [&](const InputFile& file, int64_t begin) {
+    const int64_t bytes = file.size() - begin;
     const int64_t last = std::max<int64_t>(bytes - kBlockBytes, 0);  // start of the last block
     for (int64_t i = 0; i < kBlocks; ++i) {
       const int64_t start = last / (kBlocks - 1) * i + last % (kBlocks - 1) * i / (kBlocks - 1);
@@ -271,6 +293,12 @@ std::string TokenStream::fingerprint() const {
       facts += fmt::format("{:016x}", hash64(data));
       if (start == last && last == 0) break;
     }
+  };
+  for (const auto& segment : segments_) {
+    const TokenFileLayout& layout = segment->layout;
+    facts += fmt::format("{} {} ", segment->count(), layout.width);
+    add_blocks(*layout.file, layout.offset);
+    if (layout.spans) add_blocks(layout.spans->file(), 0);
   }
   return to_string(checksum_of(facts));
 }

@@ -8,9 +8,8 @@
 //   nanoGPT    .bin without header: uint16.
 // The llm.c format is written. Header words that other programs leave 0 store additional fields: [3] the high half of
 // the token count (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the
-// tokenizer's hash, [10] the token that begins each document + 1 (0: none). The document index X.docs is next to X.bin.
-// It has "trndocs1", the number n of documents (uint64), then n + 1 token positions (uint64), from 0 to the token
-// count. All little-endian.
+// tokenizer's hash, [10] the token that begins each document + 1 (0: none), [11] 1 if X.spans lists the counted tokens.
+// The document index X.docs and X.spans (positions.h) are next to X.bin. All little-endian.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -33,15 +32,13 @@ struct TokenFileInfo {
   int32_t eos = -1;            // −1: not known
   std::string tokenizer_hash;  // empty: not known
   int32_t bos = -1;            // begins each document; −1: none, or not known
+  bool spans = false;          // only the tokens of X.spans are counted as targets
 };
 
 /// Returns the bytes per token on disk for a vocabulary: 2 or 4.
 int token_width(int64_t vocab_size);
 /// Returns the 1024-byte header.
 std::string token_header(const TokenFileInfo& info);
-/// Returns the start of a document index for `documents` documents; the positions follow.
-std::string document_index_header(int64_t documents);
-std::filesystem::path document_index_path(const std::filesystem::path& token_file);
 /// Returns what documents begin with, for messages: "token 1", "no BOS token".
 std::string bos_text(int32_t bos);
 
@@ -51,6 +48,12 @@ struct FileSpan {
   std::string file;
   int64_t begin = 0, end = 0;
   int64_t first_document = -1, last_document = -1;
+};
+
+/// Tokens [begin, end) of a stream.
+struct TokenRange {
+  int64_t begin = 0, end = 0;
+  bool operator==(const TokenRange&) const = default;
 };
 
 /// A read-only view of consecutive tokens of one or more token files as one stream; 16 or 32 bits per token on disk.
@@ -99,11 +102,19 @@ class TokenStream {
   /// use the token of end_documents_with(): the split of a run's validation data must not move.
   void append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row, std::vector<int64_t>& starts) const;
 
+  /// True if some file has loss spans: then not every token is counted as a target.
+  bool has_spans() const;
+  /// Appends the runs of counted tokens in [begin, end), in order. A file without spans is one run.
+  void append_spans(int64_t begin, int64_t end, std::vector<TokenRange>& spans) const;
+  /// Returns the counted tokens in [begin, end), in time proportional to their runs.
+  int64_t counted(int64_t begin, int64_t end) const;
+
   /// Returns the parts of files that [begin, end) consists of.
   std::vector<FileSpan> files_of(int64_t begin, int64_t end) const;
 
-  /// Returns the XXH3-128 over sizes, header fields and evenly spaced blocks of tokens in each file (4 KiB each, 256
-  /// per file, and both ends). It distinguishes files in constant time; a change between the blocks is not detected.
+  /// Returns the XXH3-128 over sizes, header fields and evenly spaced blocks of tokens and loss spans in each file
+  /// (4 KiB each, 256 per file, and both ends). It distinguishes files in constant time; a change between the blocks is
+  /// not detected.
   std::string fingerprint() const;
 
  private:
@@ -113,6 +124,8 @@ class TokenStream {
   void for_each_span(int64_t begin, int64_t end, F&& fn) const;
   template <typename F>
   void for_each_block(int64_t begin, int64_t end, F&& fn) const;
+  template <typename F>
+  void for_each_counted(int64_t begin, int64_t end, F&& fn) const;
 
   std::vector<std::unique_ptr<Segment>> segments_;
   int64_t tokens_ = 0;

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
-#include <mutex>
 
 #include "base/error.h"
 
@@ -12,42 +10,12 @@ namespace trainer::data {
 namespace {
 
 namespace fs = std::filesystem;
-static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
 constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;
 constexpr int32_t kVersion16 = 1, kVersion32 = 7;
-constexpr std::string_view kMegatronMagic{"MMIDIDX\0\0", 9}, kDocumentsMagic{"trndocs1", 8};
-constexpr int64_t kDocumentsHeader = 16, kMegatronHeader = 9 + 8 + 1 + 8 + 8;
+constexpr std::string_view kMegatronMagic{"MMIDIDX\0\0", 9};
+constexpr int64_t kMegatronHeader = 9 + 8 + 1 + 8 + 8;
 constexpr int32_t kGpt2EndOfText = 50256;
-
-/// Reads numbers of a file through a block around the last one, so that a search in it takes few calls of the system.
-class NumberReader {
- public:
-  explicit NumberReader(const InputFile& file) : file_(file) {}
-
-  template <typename T>
-  T at(int64_t offset) const {
-    const std::lock_guard lock(mutex_);
-    constexpr auto bytes = static_cast<int64_t>(sizeof(T));
-    if (offset < begin_ || offset + bytes > end_) {
-      constexpr auto most = static_cast<int64_t>(sizeof block_);
-      end_ = 0;  // nothing, should the file be damaged
-      begin_ = std::max<int64_t>(0, offset - most / 2);
-      const int64_t end = std::max(offset + bytes, std::min(begin_ + most, file_.size()));
-      file_.read(begin_, std::span(block_).first(static_cast<size_t>(end - begin_)));
-      end_ = end;
-    }
-    T value;
-    std::memcpy(&value, block_.data() + (offset - begin_), sizeof value);
-    return value;
-  }
-
- private:
-  const InputFile& file_;
-  mutable std::mutex mutex_;  // guards the block
-  mutable std::array<std::byte, 8192> block_;
-  mutable int64_t begin_ = 0, end_ = 0;
-};
 
 [[noreturn]] void refuse(const InputFile& file, int64_t offset, const std::string& reason) {
   throw Error(Code::data, fmt::format("{}: offset {}: {}", file.path().string(), offset, reason));
@@ -60,41 +28,18 @@ bool starts_with(const InputFile& file, std::string_view magic) {
   return start == magic;
 }
 
-/// This program's index: n + 1 positions after the header.
+/// This program's index.
 class OwnIndex : public DocumentIndex {
  public:
-  OwnIndex(const fs::path& path, int64_t tokens) : file_(path), tokens_(tokens) {
-    if (!starts_with(file_, kDocumentsMagic) || file_.size() < kDocumentsHeader + 8) {
-      refuse(file_, 0,
-             "not a document index (expected it to start with \"trndocs1\"); delete it to train without an index");
-    }
-    documents_ = numbers_.at<int64_t>(8);
-    const int64_t whole = (file_.size() - kDocumentsHeader) / 8 - 1;
-    if (documents_ != whole || file_.size() % 8 != 0) {
-      refuse(file_, file_.size(),
-             fmt::format("truncated: the header states {} documents, but there is room for {}", documents_, whole));
-    }
-    if (position(documents_) != tokens) {
-      refuse(file_, file_.size() - 8,
-             fmt::format("the last document ends at token {}, the token file has {}", position(documents_), tokens));
-    }
+  OwnIndex(const fs::path& path, int64_t tokens) : ends_(path, kDocuments, tokens) {
+    if (const int64_t end = ends_.at(documents()); end != tokens)
+      ends_.refuse(documents(), fmt::format("the last document ends at token {}, the token file has {}", end, tokens));
   }
-  int64_t documents() const override { return documents_; }
-  int64_t end_of(int64_t document) const override {
-    const int64_t end = position(document + 1);
-    if (end < 0 || end > tokens_) {
-      refuse(file_, kDocumentsHeader + 8 * (document + 1),
-             fmt::format("a document ends at token {} of {}", end, tokens_));
-    }
-    return end;
-  }
+  int64_t documents() const override { return ends_.units(); }
+  int64_t end_of(int64_t document) const override { return ends_.at(document + 1); }
 
  private:
-  int64_t position(int64_t n) const { return numbers_.at<int64_t>(kDocumentsHeader + 8 * n); }
-  const InputFile file_;
-  const NumberReader numbers_{file_};
-  const int64_t tokens_;
-  int64_t documents_ = 0;
+  const PositionsFile ends_;
 };
 
 /// Megatron's .idx has a header, lengths (int32) and byte pointers (int64) of the sequences, and first sequences of the
@@ -164,7 +109,7 @@ void read_header(TokenFileLayout& layout) {
   if (file.size() < kTokenHeaderBytes) {
     refuse(file, file.size(), fmt::format("truncated: the header has {} bytes", kTokenHeaderBytes));
   }
-  std::array<uint32_t, 11> words;
+  std::array<uint32_t, 12> words;
   file.read(0, std::as_writable_bytes(std::span(words)));
   const auto word = [&](size_t n) { return words[n]; };
   const bool wide = word(0) == static_cast<uint32_t>(kMagic32);
@@ -180,32 +125,13 @@ void read_header(TokenFileLayout& layout) {
   info.vocab_size = gpt2 ? kGpt2Vocabulary : word(4);
   info.eos = gpt2 ? kGpt2EndOfText : static_cast<int32_t>(word(5) - 1);
   info.bos = static_cast<int32_t>(word(10) - 1);
+  info.spans = word(11) != 0;
   if ((word(6) | word(7) | word(8) | word(9)) != 0) {
     info.tokenizer_hash = fmt::format("{:08x}{:08x}{:08x}{:08x}", word(6), word(7), word(8), word(9));
   }
 }
 
 }  // namespace
-
-int64_t DocumentIndex::first_ending_from(int64_t position) const {
-  int64_t first = 0, last = documents();
-  for (size_t step = 1; first < last;) {
-    const int64_t middle = first + (last - first) / 2;
-    std::atomic<int64_t>* const known = step < first_steps_.size() ? &first_steps_[step] : nullptr;
-    int64_t end = known == nullptr ? 0 : known->load(std::memory_order_relaxed);
-    if (end == 0) {
-      end = end_of(middle);
-      if (known != nullptr) known->store(end, std::memory_order_relaxed);
-    }
-    const bool right = end < position;
-    step = 2 * step + right;
-    if (right)
-      first = middle + 1;
-    else
-      last = middle;
-  }
-  return first;
-}
 
 int token_width(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; }
 
@@ -220,20 +146,13 @@ std::string token_header(const TokenFileInfo& info) {
   words[5] = static_cast<uint32_t>(info.eos + 1);
   std::ranges::copy(hash_words(info.tokenizer_hash), words.begin() + 6);
   words[10] = static_cast<uint32_t>(info.bos + 1);
+  words[11] = info.spans ? 1 : 0;
   std::string bytes(kTokenHeaderBytes, '\0');
   std::memcpy(bytes.data(), words.data(), bytes.size());
   return bytes;
 }
 
 std::string bos_text(int32_t bos) { return bos < 0 ? "no BOS token" : fmt::format("token {}", bos); }
-
-std::string document_index_header(int64_t documents) {
-  std::string bytes(kDocumentsMagic);
-  bytes.append(reinterpret_cast<const char*>(&documents), sizeof documents);
-  return bytes;
-}
-
-fs::path document_index_path(const fs::path& token_file) { return fs::path(token_file).replace_extension(".docs"); }
 
 TokenFileLayout open_token_file(const std::string& path) {
   TokenFileLayout layout;
@@ -269,8 +188,14 @@ TokenFileLayout open_token_file(const std::string& path) {
   if (const int64_t end = layout.offset + tokens * layout.width; file.size() != end) {
     refuse(file, file.size(), fmt::format("too long: the header states {} tokens, which end at byte {}", tokens, end));
   }
-  if (std::error_code none; !layout.documents && fs::exists(document_index_path(path), none)) {
-    layout.documents = std::make_unique<OwnIndex>(document_index_path(path), layout.info.tokens);
+  if (std::error_code none; !layout.documents && fs::exists(positions_path(path, kDocuments), none))
+    layout.documents = std::make_unique<OwnIndex>(positions_path(path, kDocuments), tokens);
+  if (layout.info.spans) {
+    const fs::path spans = positions_path(path, kSpans);
+    if (std::error_code none; !fs::exists(spans, none))
+      throw Error(Code::data,
+                  fmt::format("{}: its header has loss spans, {} is missing; tokenize again", path, spans.string()));
+    layout.spans = std::make_unique<LossSpans>(spans, tokens);
   }
   return layout;
 }

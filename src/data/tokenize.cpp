@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "data/input_key.h"
 #include "data/piece_pipeline.h"
+#include "data/positions.h"
 #include "data/text_start.h"
 #include "data/token_file.h"
 
@@ -73,17 +74,17 @@ class WorkFolder {
         width_(width),
         lock_(lock(folder)),
         tokens_(File::open_to_write(folder / "tokens")),
-        documents_(File::open_to_write(folder / "documents")) {
+        documents_(folder / "documents", kDocuments) {
     try {
       const json saved = read_json_or_null(folder_ / "progress.json");
       if (saved.is_object() && saved.at("key") == key_) done_ = progress_from(saved.at("done"));
     } catch (const json::exception&) {
       done_ = {};
     }
-    if (tokens_.size() < token_bytes() || documents_.size() < document_bytes()) done_ = {};
+    if (tokens_.size() < token_bytes() || !documents_.has(done_.documents)) done_ = {};
     if (done_.raw_bytes == 0) fs::remove(folder_ / "progress.json");  // its tokens are about to be overwritten
     tokens_.truncate(token_bytes());
-    documents_.truncate(document_bytes());
+    documents_.resume_at(done_.documents);
   }
   /// Removes the folder, also after an error, unless it has progress from which a later call can resume.
   ~WorkFolder() {
@@ -107,9 +108,7 @@ class WorkFolder {
                              [](int32_t id) { return static_cast<uint32_t>(id); });
     }
     tokens_.write_at(token_bytes(), bytes);
-    std::vector<int64_t> ends = piece.document_ends;
-    for (int64_t& end : ends) end += done_.tokens;
-    documents_.write_at(document_bytes(), {reinterpret_cast<const char*>(ends.data()), ends.size() * sizeof(int64_t)});
+    documents_.append(piece.document_ends, done_.tokens);
     const TextFlaws& flaws = piece.flaws;
     if (flaws.replaced > 0 && done_.replaced == 0)
       done_.first_replaced = fmt::format("{}: offset {}", file, flaws.first_offset);
@@ -120,7 +119,7 @@ class WorkFolder {
     done_.raw_bytes += piece.raw_bytes;
     done_.text_bytes += piece.text_bytes;
     done_.tokens += static_cast<int64_t>(piece.ids.size());
-    done_.documents += static_cast<int64_t>(ends.size());
+    done_.documents += std::ssize(piece.document_ends);
     done_.replaced += flaws.replaced;
     done_.without_text += flaws.without_text;
     done_.empty_files += flaws.empty_file;
@@ -136,9 +135,8 @@ class WorkFolder {
   void finish(const TokenFileInfo& info, const fs::path& output) {
     tokens_.write_at(0, token_header(info));
     tokens_.sync();
-    documents_.write_at(0, document_index_header(done_.documents) + std::string(sizeof(int64_t), '\0'));
-    documents_.sync();
-    publish(folder_ / "documents", document_index_path(output));
+    documents_.finish();
+    publish(folder_ / "documents", positions_path(output, kDocuments));
     publish(folder_ / "tokens", output);
   }
   /// The destructor then removes the folder.
@@ -165,16 +163,13 @@ class WorkFolder {
                             folder.string()));
   }
   int64_t token_bytes() const { return kTokenHeaderBytes + done_.tokens * width_; }
-  int64_t document_bytes() const {  // position 0 follows the header
-    return static_cast<int64_t>(document_index_header(0).size() + sizeof(int64_t)) +
-           done_.documents * static_cast<int64_t>(sizeof(int64_t));
-  }
 
   fs::path folder_;
   std::string key_;
   int width_;
   std::optional<NameLock> lock_;
-  File tokens_, documents_;  // opened by the holder of the lock only
+  File tokens_;  // opened by the holder of the lock only, as the next one
+  PositionsWriter documents_;
   Progress done_;
 };
 
@@ -184,7 +179,7 @@ fs::path with_extension(const fs::path& output, const char* extension) {
 
 /// Returns checksums of a token file and its document index. The manifest stores them for later readers to compare.
 json checksums_of(const fs::path& output) {
-  json sums = {{"documents", hash_file(document_index_path(output))}};
+  json sums = {{"documents", hash_file(positions_path(output, kDocuments))}};
   const bool short_enough = File::open_input(output).size() <= kHashedBytes;
   sums[short_enough ? "tokens" : "fingerprint"] =
       short_enough ? hash_file(output) : TokenStream({output.string()}).fingerprint();
@@ -199,9 +194,9 @@ std::string damage_by(const json& manifest, const fs::path& output) try {
     const std::string before = text_in(known, key);
     return !before.empty() && before != found;
   };
-  if (differs("documents", hash_file(document_index_path(output))))
+  if (differs("documents", hash_file(positions_path(output, kDocuments))))
     return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited",
-                       document_index_path(output).string(), with_extension(output, ".json").string());
+                       positions_path(output, kDocuments).string(), with_extension(output, ".json").string());
   const bool tokens_differ = text_in(known, "tokens").empty()
                                  ? differs("fingerprint", TokenStream({output.string()}).fingerprint())
                                  : differs("tokens", hash_file(output));

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "data/mixture.h"
+#include "data/positions.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {
@@ -200,7 +201,7 @@ TEST(TokenDataset, FindsSamplesAndStartsInMicroseconds) {
   std::vector<int64_t> ends = {0};
   Random random(1);
   while (ends.back() < kTokens) ends.push_back(std::min(kTokens, ends.back() + 1 + pick(random, 1000)));
-  const std::string index = document_index_header(static_cast<int64_t>(ends.size()) - 1) + packed<int64_t>(ends);
+  const std::string index = positions_header(kDocuments, static_cast<int64_t>(ends.size()) - 1) + packed<int64_t>(ends);
   write(folder / "a.docs", index);
   const auto sparse = [&](const char* name) {  // a sparse file: zeros, none of which ends a document
     const std::string file = write(folder / name, token_header({kTokens, 300, 2, ""}));

@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include "data/dataset.h"
+#include "data/positions.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {
@@ -88,7 +89,7 @@ TEST(TokenStream, FindsDocumentsInLargeIndexes) {
   while (ends.size() <= 3000) ends.push_back(ends.back() + pick(random, 8));
   const int64_t tokens = ends.back();
   const auto ids = packed<uint16_t>(std::vector<int>(static_cast<size_t>(tokens), 5));
-  write(folder / "own.docs", document_index_header(3000) + packed<int64_t>(ends));
+  write(folder / "own.docs", positions_header(kDocuments, 3000) + packed<int64_t>(ends));
   const std::string own = write(folder / "own.bin", token_header({tokens, 300, 2, ""}) + ids);
   std::string index("MMIDIDX\0\0", 9);
   index += packed<uint64_t>(std::vector{1}) + '\x08' + packed<uint64_t>(std::vector{3000, 3001});

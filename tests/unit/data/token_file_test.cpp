@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "data/positions.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {
@@ -218,7 +219,7 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
   };
   const auto indexed = [&](const std::string& name, const std::vector<int64_t>& positions) {
     write(folder / (name + ".docs"),
-          document_index_header(static_cast<int64_t>(positions.size()) - 1) + packed<int64_t>(positions));
+          positions_header(kDocuments, static_cast<int64_t>(positions.size()) - 1) + packed<int64_t>(positions));
     return ended(name + ".bin", {9, 2, 9, 9, 2, 9, 9, 9});  // the index is used, not the end-of-text tokens
   };
   write(folder / "m.idx", megatron_index({2, 0, 4, 3, 2, 2, 0}, 8, 2));  // two documents are empty
@@ -255,7 +256,7 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
 TEST(TokenFile, FindsFilesAndDocumentsOfTokens) {
   TempFolder folder;
   const std::vector<int64_t> ends = {0, 3, 3, 8};  // the second document is empty
-  write(folder / "a.docs", document_index_header(3) + packed<int64_t>(ends));
+  write(folder / "a.docs", positions_header(kDocuments, 3) + packed<int64_t>(ends));
   const std::string a = write(folder / "a.bin", token_header({8, 300, 2, ""}) + packed<uint16_t>(numbers(8, 300)));
   const std::string b = write(folder / "b.bin", token_header({5, 300, 2, ""}) + packed<uint16_t>(numbers(5, 300)));
   const TokenStream stream({a, b, a});
@@ -272,6 +273,57 @@ TEST(TokenFile, FindsFilesAndDocumentsOfTokens) {
   EXPECT_EQ(found(7, 15), (std::vector<Row>{{a, 7, 8, 2, 2}, {b, 0, 5, -1, -1}, {a, 0, 2, 0, 0}}));
   EXPECT_EQ(found(20, 21), (std::vector<Row>{{a, 7, 8, 2, 2}}));
   EXPECT_TRUE(found(4, 4).empty());
+}
+
+TEST(TokenFile, ReadsWhichTokensAreCounted) {
+  TempFolder folder;
+  const auto tokens = [&](const std::string& name, int64_t count, bool spans) {
+    const TokenFileInfo info{.tokens = count, .vocab_size = 300, .spans = spans};
+    return write(folder / name, token_header(info) + packed<uint16_t>(numbers(count, 300)));
+  };
+  const auto spans = [&](const std::string& name, const std::vector<int64_t>& bounds) {
+    write(folder / name, positions_header(kSpans, std::ssize(bounds) / 2) + packed<int64_t>(bounds));
+  };
+  spans("a.spans", {1, 3, 5, 6, 9, 12});
+  spans("c.spans", {});
+  spans("d.spans", {0, 4});
+  const std::string a = tokens("a.bin", 12, true), b = tokens("b.bin", 5, false), c = tokens("c.bin", 3, true);
+  const TokenStream stream({a, b, c, tokens("d.bin", 4, true)});
+  const std::string expected =
+      "-XX--X---XXX"
+      "XXXXX"
+      "---"
+      "XXXX";
+  EXPECT_TRUE(stream.has_spans());
+  for (int64_t begin = 0; begin <= stream.tokens(); ++begin)
+    for (int64_t end = begin; end <= stream.tokens(); ++end) {
+      std::vector<TokenRange> runs;
+      stream.append_spans(begin, end, runs);
+      std::string found(expected.size(), '-');
+      for (const auto& [from, stop] : runs) std::fill(found.begin() + from, found.begin() + stop, 'X');
+      std::string part(expected.size(), '-');
+      part.replace(begin, end - begin, expected, begin, end - begin);
+      ASSERT_EQ(found, part) << "[" << begin << ", " << end << ")";
+      ASSERT_EQ(stream.counted(begin, end), std::ranges::count(part, 'X'));
+    }
+  const TokenStream text({b});
+  EXPECT_FALSE(text.has_spans());
+  EXPECT_EQ(text.counted(1, 4), 3);
+
+  const std::string before = TokenStream({a}).fingerprint();
+  spans("a.spans", {1, 3, 5, 6, 9, 11});
+  EXPECT_NE(before, TokenStream({a}).fingerprint());
+  const auto refused = [&](const std::string& contents, const std::vector<std::string>& parts) {
+    write(folder / "a.spans", contents);
+    expect_error(Code::data, parts, [&] { TokenStream({a}).counted(0, 12); });
+  };
+  const std::vector<int64_t> odd = {1, 2, 3}, beyond = {1, 13}, descending = {5, 3};
+  refused("trndocs1", {"a.spans", "offset 0", "trnspan1", "tokenize again"});
+  refused(positions_header(kSpans, 1) + packed<int64_t>(odd), {"a.spans", "offset 40", "truncated", "1 spans"});
+  refused(positions_header(kSpans, 1) + packed<int64_t>(beyond), {"a.spans", "offset 24", "token 13 of 12"});
+  refused(positions_header(kSpans, 1) + packed<int64_t>(descending), {"a.spans", "offset 16", "[5, 3)"});
+  fs::remove(folder / "a.spans");
+  expect_error(Code::data, {"a.bin", "loss spans", "a.spans is missing", "tokenize again"}, [&] { TokenStream({a}); });
 }
 
 TEST(TokenFile, NamesFileAndOffsetOfTokensOutsideTheVocabulary) {
@@ -346,20 +398,21 @@ TEST(TokenFile, RejectsDamagedIndexes) {
   };
   own("", {"o.docs", "offset 0"});
   own("something else", {"o.docs", "offset 0", "not a document index"});
-  own(document_index_header(2) + packed<int64_t>(std::vector{0, 30}), {"o.docs", "offset 32", "truncated"});
+  own(positions_header(kDocuments, 2) + packed<int64_t>(std::vector{0, 30}), {"o.docs", "offset 32", "truncated"});
   expect_error(Code::data, {"p.docs", "offset 24", "ends at token -9"}, [&] {
-    write(folder / "p.docs", document_index_header(2) + packed<int64_t>(std::vector{0, -9, 60}));
+    write(folder / "p.docs", positions_header(kDocuments, 2) + packed<int64_t>(std::vector{0, -9, 60}));
     const TokenStream stream({write(folder / "p.bin", token_header({60, 300, 2, ""}) + ids)});
     stream.document_end_near(30, 20);
   });
-  own(document_index_header(2) + packed<int64_t>(std::vector{0, 30, 61}), {"o.docs", "offset 32", "ends at token 61"});
+  own(positions_header(kDocuments, 2) + packed<int64_t>(std::vector{0, 30, 61}),
+      {"o.docs", "offset 32", "ends at token 61"});
 }
 
 TEST(TokenFile, SurvivesRandomDamage) {
   TempFolder folder;
   const std::string ids = packed<uint16_t>(numbers(60, 300));
   const std::string index = megatron_index({10, 20, 30}, 8, 2), header = token_header({60, 300, 2, ""}),
-                    documents = document_index_header(2) + packed<int64_t>(std::vector{0, 30, 60});
+                    documents = positions_header(kDocuments, 2) + packed<int64_t>(std::vector{0, 30, 60});
   const auto damaged = [](std::string bytes, Random& random, int64_t within) {
     bytes[pick(random, std::min<int64_t>(within, bytes.size()))] = static_cast<char>(random());
     if (pick(random, 3) == 0) bytes.resize(pick(random, bytes.size()));
