@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "comm/bytes.h"
 #include "parallel/row_order.h"
@@ -31,23 +32,51 @@ double value_of(char operand, double i, double p, double h, double d) {
   }
 }
 
+/// Documents of a sequence. three: begin at positions 5, 20 and 31, in the second sequence one later. tokens: most have
+/// one token, also where segments begin and end. single: every token is a document. whole: a sequence is a document.
+enum class Documents : uint8_t { none, three, tokens, single, whole };
+constexpr const char* kDocumentNames[] = {"none", "three", "tokens", "single", "whole"};
+
 struct Masks {
   int64_t window = 0;
-  bool documents = false;  // begin at positions 5, 20 and 31, in the second sequence one later
+  Documents documents = Documents::none;
   double dropout = 0;
   int64_t length = kTokens;  // tokens of a sequence
 };
+bool begins(Documents documents, int64_t sequence, int64_t position) {
+  switch (documents) {
+    case Documents::three:
+      return position == 5 + sequence || position == 20 + sequence || position == 31 + sequence;
+    case Documents::tokens:
+      return (position >= 5 && position <= 13) || (position >= 23 && position <= 25) || position == kTokens - 1;
+    default:
+      return documents == Documents::single;
+  }
+}
 int64_t first_key(const Masks& masks, int64_t sequence, int64_t position) {
-  int64_t first = 0;
-  for (const int64_t start : {5, 20, 31})
-    if (masks.documents && position >= start + sequence) first = start + sequence;
-  return first;
+  while (position > 0 && !begins(masks.documents, sequence, position)) --position;
+  return position;
 }
 
-/// Context and gradients by natural row, [rows, heads·size], and the bytes on the wire of each operation.
+/// Counts pairs of a query and a key that it sees, of all heads and sequences, between waits for collectives.
+class PairsBetweenWaits final : public Recorder {
+ public:
+  void add_operator(const OpCall& call) override {
+    if (call.kind == OpKind::attention) pairs.back() += call.cost.flops / (call.attention.backward ? 10 : 4) / kSize;
+  }
+  int64_t add_collective(const CommKey&, uint8_t, int64_t, int64_t, bool) override { return 0; }
+  void add_wait(int64_t) override { pairs.push_back(0); }
+
+  std::vector<double> pairs = {0};
+};
+using PairsByRank = std::map<int, std::vector<double>>;
+
+/// Context and gradients by natural row, [rows, heads·size], the bytes on the wire of each operation, and the pairs
+/// that each rank computes between waits.
 struct Results {
   std::map<char, Values> of;
   std::map<CommOp, int64_t> wire;
+  PairsByRank forward, backward;
   double at(char name, int64_t sequence, int64_t position, int64_t head, int64_t d) const {
     const int64_t heads = name == 'k' || name == 'v' ? kKeyHeads : kHeads;
     return of.at(name)[static_cast<size_t>(((sequence * kTokens + position) * heads + head) * kSize + d)];
@@ -89,7 +118,7 @@ Results attend(int64_t tokens, int64_t by_heads, Transfer schedule, const Masks&
     std::vector<int32_t> first_keys;
     for (int64_t row = 0; row < kCopies * length; ++row)
       first_keys.push_back(static_cast<int32_t>(first_key(masks, natural(row) / length, natural(row) % length)));
-    if (masks.documents)
+    if (masks.documents != Documents::none)
       rig.batch.first_key = {reinterpret_cast<std::byte*>(first_keys.data()), {std::ssize(first_keys)}, DType::i32};
     const int64_t q = core->query_width(), k = core->key_width();
     /// Calls f(column of this rank, sequence, position, head, dimension) for the elements of this rank's row.
@@ -112,9 +141,14 @@ Results attend(int64_t tokens, int64_t by_heads, Transfer schedule, const Masks&
     }
     const parallel::Heads x{all.col_range(0, q), all.col_range(q, k), all.col_range(q + k, k)};
     AttentionCore::Saved saved;
+    PairsBetweenWaits forward, backward;
+    rig.meter.recorder = &forward;
     core->forward(rig.ex, rig.batch, x, saved);
+    rig.meter.recorder = &backward;
     const Scratch d = core->backward(rig.ex, rig.batch, dout, x, saved);
     const std::scoped_lock lock(mutex);
+    results.forward[world.rank()] = forward.pairs;
+    results.backward[world.rank()] = backward.pairs;
     for (int64_t row = 0; row < rows; ++row) {
       const auto keep = [&](char name, const Tensor& from, int64_t heads) {
         each(row, from.cols(), [&](int64_t c, int64_t i, int64_t p, int64_t head, int64_t dim) {
@@ -154,7 +188,7 @@ constexpr Golden kGolden[] = {
     {{}, 1, 47, 0.0853894918205268, 0.046148024696613, 0.0196930162918604, -0.0253053403125455},
     {{9}, 0, 24, 0.320669575636963, -0.0363321550483213, -0.122974649627827, 0.824378490080755},
     {{9}, 1, 47, -0.313603170792011, 0.437965983773992, 0.0405375446747086, -0.12215761616361},
-    {{0, true}, 0, 24, -0.771427552428568, -0.0835576348129331, -0.0267874608198992, 0.515460916920587}};
+    {{0, Documents::three}, 0, 24, -0.771427552428568, -0.0835576348129331, -0.0267874608198992, 0.515460916920587}};
 
 TEST(SharedAttention, ComputesGoldenValuesByAnyExchangeOnAnyNumberOfRanks) {
   for (const Golden& golden : kGolden)
@@ -162,7 +196,7 @@ TEST(SharedAttention, ComputesGoldenValuesByAnyExchangeOnAnyNumberOfRanks) {
       for (const int64_t tokens : {1, 2, 3, 4})
         for (const Transfer schedule : {Transfer::at_once, Transfer::ring}) {
           SCOPED_TRACE(format("window {}, documents {}, tokens over {}, heads over {}, {}", golden.masks.window,
-                              golden.masks.documents, tokens, by_heads,
+                              kDocumentNames[static_cast<size_t>(golden.masks.documents)], tokens, by_heads,
                               schedule == Transfer::ring ? "ring" : "gather"));
           const Results r = attend(tokens, by_heads, schedule, golden.masks);
           const int64_t i = golden.sequence, p = golden.position;
@@ -190,12 +224,13 @@ TEST(SharedAttention, ComputesTheGoldenSumsOfGradients) {
 
 TEST(SharedAttention, EqualsOneRankForWindowsAndDocumentsThatCrossSegments) {
   for (const int64_t window : {0, 1, 5, 6, 7, 13, 40, 60})
-    for (const bool documents : {false, true}) {
+    for (const Documents documents : {Documents::none, Documents::three, Documents::tokens}) {
       const Masks masks{window, documents, window % 2 == 0 ? 0.3 : 0};
       const Results one = attend(1, 1, Transfer::at_once, masks);
       for (const auto& [tokens, by_heads] : {std::pair<int64_t, int64_t>{2, 1}, {3, 2}, {4, 1}, {4, 2}, {6, 1}})
         for (const Transfer schedule : {Transfer::at_once, Transfer::ring}) {
-          SCOPED_TRACE(format("window {}, documents {}, {} x {} ranks, {}", window, documents, tokens, by_heads,
+          SCOPED_TRACE(format("window {}, documents {}, {} x {} ranks, {}", window,
+                              kDocumentNames[static_cast<size_t>(documents)], tokens, by_heads,
                               schedule == Transfer::ring ? "ring" : "gather"));
           expect_equal(attend(tokens, by_heads, schedule, masks), one, 2e-14);
           expect_equal(attend(tokens, by_heads, schedule, masks, DType::f32), one, 2e-5);
@@ -203,11 +238,45 @@ TEST(SharedAttention, EqualsOneRankForWindowsAndDocumentsThatCrossSegments) {
     }
 }
 
+// A query that sees only its own key has its value as context; the scores have no gradient.
+TEST(SharedAttention, OfDocumentsOfOneTokenIsTheTokensValue) {
+  for (const auto& [tokens, by_heads] : {std::pair<int64_t, int64_t>{1, 1}, {2, 2}, {3, 1}, {4, 1}})
+    for (const Transfer schedule : {Transfer::at_once, Transfer::ring})
+      for (const int64_t window : {0, 5}) {
+        SCOPED_TRACE(format("{} x {} ranks, {}, window {}", tokens, by_heads,
+                            schedule == Transfer::ring ? "ring" : "gather", window));
+        const Results r = attend(tokens, by_heads, schedule, {window, Documents::single});
+        for (int64_t i = 0; i < kCopies; ++i)
+          for (int64_t p = 0; p < kTokens; ++p)
+            for (int64_t d = 0; d < kSize; ++d) {
+              const auto of = [&](char operand, int64_t head) {
+                return value_of(operand, static_cast<double>(i), static_cast<double>(p), static_cast<double>(head),
+                                static_cast<double>(d));
+              };
+              for (int64_t head = 0; head < kHeads; ++head) {
+                ASSERT_NEAR(r.at('o', i, p, head, d), of('v', head / 2), 1e-15) << p;
+                ASSERT_NEAR(r.at('q', i, p, head, d), 0, 1e-15) << p;
+              }
+              for (int64_t head = 0; head < kKeyHeads; ++head) {
+                ASSERT_NEAR(r.at('k', i, p, head, d), 0, 2e-15) << p;
+                ASSERT_NEAR(r.at('v', i, p, head, d), of('d', 2 * head) + of('d', 2 * head + 1), 1e-15) << p;
+              }
+            }
+      }
+}
+
+TEST(SharedAttention, OfADocumentAsLongAsTheSequenceIsThatWithoutDocuments) {
+  const Results without = attend(1, 1, Transfer::at_once, {});
+  for (const int64_t tokens : {2, 3, 4})
+    for (const Transfer schedule : {Transfer::at_once, Transfer::ring})
+      expect_equal(attend(tokens, 1, schedule, {0, Documents::whole}), without, 2e-14);
+}
+
 // A segment of 128 tokens is a block of keys of the kernels, and two of queries.
 TEST(SharedAttention, HasTheContextsBitsOfOneRankIfKeysAreGathered) {
   for (const DType type : {DType::f64, DType::f32, DType::bf16})
     for (const int64_t window : {0, 200}) {
-      const Masks masks{window, true, 0.1, 768};
+      const Masks masks{window, Documents::three, 0.1, 768};
       const Results one = attend(1, 1, Transfer::at_once, masks, type),
                     three = attend(3, 1, Transfer::at_once, masks, type);
       EXPECT_TRUE(three.of.at('o') == one.of.at('o')) << name_of(type) << ", window " << window;
@@ -245,6 +314,55 @@ TEST(SharedAttention, SendsOnlySegmentsThatWindowsSee) {
         EXPECT_EQ(attend(c, 1, schedule, {window}, type).wire,
                   (std::map<CommOp, int64_t>{{CommOp::all_to_all, received * segment * (2 * e + a)}}));
       }
+}
+
+// A rank has the segments k and 2c − 1 − k. With S/c consecutive tokens instead, a rank would wait in each step for one
+// whose queries are later than all keys of the block: 2 − 1/c times as long.
+TEST(SharedAttention, ComputesEquallyManyPairsOnAllRanksInEachStepOfARing) {
+  for (const int64_t c : {2, 3, 4}) {
+    const int64_t length = kTokens / (2 * c);
+    const auto zigzag = [&](int64_t p) { return std::min(p / length, 2 * c - 1 - p / length); };
+    const auto consecutive = [&](int64_t p) { return p / (2 * length); };
+    /// Returns the pairs of queries of `rank` and keys of `from`, given the owners of tokens.
+    const auto pairs = [&](const auto& owner, int64_t rank, int64_t from) {
+      int64_t count = 0;
+      for (int64_t q = 0; q < kTokens; ++q)
+        for (int64_t k = 0; k <= q; ++k) count += owner(q) == rank && owner(k) == from;
+      return static_cast<double>(count * kHeads * kCopies);
+    };
+    const Results r = attend(c, 1, Transfer::ring, {});
+    double in_turn = 0, all = 0;
+    for (int64_t step = 0; step < c; ++step) {
+      double busiest = 0;
+      for (int64_t rank = 0; rank < c; ++rank) {
+        SCOPED_TRACE(format("{} ranks, rank {}, step {}", c, rank, step));
+        const int64_t from = (rank + c - step) % c;
+        const std::vector<double>& found = r.forward.at(static_cast<int>(rank));
+        ASSERT_EQ(std::ssize(found), c);
+        EXPECT_EQ(found[static_cast<size_t>(step)], pairs(zigzag, rank, from));
+        EXPECT_EQ(found[static_cast<size_t>(step)], r.forward.at(0)[static_cast<size_t>(step)]);
+        busiest = std::max(busiest, pairs(consecutive, rank, from));
+      }
+      in_turn += busiest;
+      all += r.forward.at(0)[static_cast<size_t>(step)];
+    }
+    EXPECT_EQ(all * static_cast<double>(c), kTokens * (kTokens + 1) / 2 * kHeads * kCopies);
+    EXPECT_NEAR(in_turn / all, 2 - 1 / static_cast<double>(c), 0.03);
+    for (const auto& [rank, found] : r.backward) EXPECT_EQ(found, r.backward.at(0)) << c << " ranks, rank " << rank;
+    EXPECT_EQ(std::accumulate(r.backward.at(0).begin(), r.backward.at(0).end(), 0.0), all);
+  }
+}
+
+// In a window the first ranks have fewer pairs, since the first queries of a sequence see fewer keys.
+TEST(SharedAttention, ComputesPairsOnceIfKeysAreGathered) {
+  const auto of_ranks = [](int64_t window) {
+    std::vector<double> all;
+    for (const auto& [rank, found] : attend(4, 1, Transfer::at_once, {window}).forward)
+      all.push_back(std::accumulate(found.begin(), found.end(), 0.0));
+    return all;
+  };
+  EXPECT_EQ(of_ranks(0), std::vector<double>(4, 48 * 49 / 2 * kHeads * kCopies / 4));
+  EXPECT_EQ(of_ranks(9), (std::vector<double>{600, 840, 864, 864}));
 }
 
 }  // namespace
