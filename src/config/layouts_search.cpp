@@ -36,13 +36,21 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       if (broken.empty()) note(broken_rules(trial).front().text);
       return;
     }
-    // The planner compares times, instead of choosing by memory when the run starts.
-    if (trial.parallel.context > 1 && trial.parallel.context_kv == Panels::automatic && shares_tokens(trial))
-      trial.parallel.context_kv = Panels::gather;
     const ModelSharding same = anonymous(sharding_of(trial));
     if (std::ranges::count(seen, same) > 0) return;  // the same layout under a second name is skipped
     seen.push_back(same);
     found.push_back(trial);
+  };
+  // The planner compares times, instead of choosing by memory when the run starts.
+  const auto add_exchanges = [&] {
+    const bool open = trial.parallel.context > 1 && trial.parallel.context_kv == Panels::automatic;
+    if (!open || !layout_fits(trial) || !shares_tokens(trial)) return add_trial();
+    const Config same = trial;
+    for (const Panels kv : {Panels::gather, Panels::ring}) {
+      trial = same;
+      trial.parallel.context_kv = kv;
+      add_trial();
+    }
   };
   const auto add_all = [&](const NamedStrategy& strategy, const Config& base) {
     trial = base;
@@ -75,7 +83,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       trial.train.micro_batch = base.train.micro_batch;  // sharding specs of a 2.5D mesh change it
       for (const auto& [key, value] : given)
         if (key->belongs(strategy.id) && key->get(trial) != value) return;
-      add_trial();
+      add_exchanges();
     });
   };
   Config base = config;
