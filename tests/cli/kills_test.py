@@ -19,15 +19,18 @@ STEPS = 40
 
 
 class Kills(rig.Runs):
-    # Number of ranks, and their transport. Four processes are two stages, two have different experts, other ranks of
-    # different replicas.
+    # Number of ranks, and their transport. Four processes are two stages, of two ranks that share sequences and pass on
+    # their keys and values; two have different experts; other ranks are of different replicas.
     LAYOUTS = [(1, "self"), (2, "threads"), (2, "mpi"), (4, "threads"), (4, "mpi")]
 
     def sets(self, ranks, transport):
-        tensor, stages = 2 if ranks == 4 else 1, 2 if (ranks, transport) == (4, "mpi") else 1
+        staged = (ranks, transport) == (4, "mpi")
+        tensor, stages, context = 2 if ranks == 4 and not staged else 1, 2 if staged else 1, 2 if staged else 1
         sets = [f"train.steps={STEPS}", "train.eval_interval=7", "checkpoint.interval=1", "checkpoint.keep=3",
                 "log.progress=off", "run.threads=1", f"parallel.tensor={tensor}", f"parallel.stages={stages}",
-                f"parallel.data={ranks // tensor // stages}"]
+                f"parallel.data={ranks // tensor // stages // context}"]
+        if staged:
+            sets += [f"parallel.context={context}", "parallel.context_kv=ring"]
         if (ranks, transport) == (2, "mpi"):
             sets += ["parallel.data=1", "parallel.strategy=fsdp", "parallel.shards=2", "parallel.experts=2", "model.arch=qwen2_moe",
                      "model.n_expert=4", "model.d_expert=32", "model.d_shared=32"]

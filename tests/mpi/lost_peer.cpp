@@ -1,8 +1,9 @@
 // A program for lost_peer_test.py whose ranks all-reduce forever, send around a ring, run the lists of pipeline stages,
-// or exchange rows for their experts. Each rank prints its number, how far it is, the error that ends it, and its
-// status. RANK sends SIGNAL to itself before that action of its list, or of an exchange.
+// exchange rows for their experts, or pass on keys and values of a sequence. Each rank prints its number, how far it
+// is, the error that ends it, and its status. RANK sends SIGNAL to itself before that action of its list, or of an
+// exchange.
 //
-//   mpi_lost_peer [TIMEOUT] [all_reduce|send|stages|experts] [ELEMENTS] [RANK ACTION SIGNAL]
+//   mpi_lost_peer [TIMEOUT] [all_reduce|send|stages|experts|ring] [ELEMENTS] [RANK ACTION SIGNAL]
 #include <unistd.h>
 
 #include <csignal>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "comm/stage_names.h"
+#include "parallel/attention_core.h"
 #include "parallel/row_exchange.h"
 #include "train/links.h"
 
@@ -116,6 +118,60 @@ class RowsOfExperts {
   int64_t width_;
 };
 
+/// Attends to one sequence that all ranks share, whose keys and values go around a ring.
+class SharedSequence {
+ public:
+  SharedSequence(comm::World& world, device::Device& device, int64_t elements)
+      : sharding_{.axes = {{"data", 1}, {"context", world.size()}},
+                  .layers = {{.stream = {.rows = 2},
+                              .attention = {.rows = 2},
+                              .context = {.axes = 2, .schedule = sharding::Transfer::ring}}}},
+        mesh_(world, device, parallel::mesh_shape(sharding_)),
+        ranks_(mesh_),
+        rows_(elements / 800 * 2) {
+    config::Model model{.n_layer = 1, .n_head = 1, .n_kv_head = 1, .d_model = kSize};
+    model.seq_len = batch_.seq_len = rows_ * world.size();
+    batch_.sequences = 1;
+    core_ = attention_core(ranks_, sharding_.layers.front(), {0, 0, model, config::Recompute::none});
+  }
+
+  /// Its actions are calls of attention: 2 per rank and one more forward, and again as many backward.
+  void run(Exec& ex, const Loss& loss) {
+    Calls calls(loss);
+    const Scratch qkv = ex.take("qkv", {rows_, 3 * kSize}, DType::f32), d = ex.take("d", {rows_, kSize}, DType::f32);
+    for (const Tensor& x : {qkv.tensor(), d.tensor()}) ex.device.clear(x.data, x.bytes());
+    const auto part = [&](int64_t i) { return qkv.tensor().col_range(i * kSize, kSize); };
+    ex.meter.recorder = &calls;
+    parallel::AttentionCore::Saved saved;
+    core_->forward(ex, batch_, {part(0), part(1), part(2)}, saved);
+    core_->backward(ex, batch_, d, {part(0), part(1), part(2)}, saved);
+    ex.meter.recorder = nullptr;
+  }
+
+ private:
+  /// Counts calls of attention, which begin while messages of the ring are on their way.
+  class Calls final : public Recorder {
+   public:
+    explicit Calls(const Loss& loss) : loss_(loss) {}
+    void add_operator(const OpCall& call) override {
+      if (call.kind == OpKind::attention) loss_.before(count_++);
+    }
+    int64_t add_collective(const CommKey&, uint8_t, int64_t, int64_t, bool) override { return 0; }
+    void add_wait(int64_t) override {}
+
+   private:
+    const Loss& loss_;
+    size_t count_ = 0;
+  };
+  static constexpr int64_t kSize = 8;
+  sharding::ModelSharding sharding_;
+  mesh::Mesh mesh_;
+  parallel::Ranks ranks_;
+  int64_t rows_;
+  parallel::Batch batch_;
+  std::unique_ptr<parallel::AttentionCore> core_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -148,11 +204,14 @@ int main(int argc, char** argv) {
     const auto out = link_from(rank), in = link_from((rank + world->size() - 1) % world->size());
     std::optional<Stage> stage;
     std::optional<RowsOfExperts> experts;
+    std::optional<SharedSequence> sequence;
     if (operation == "stages") {
       comm::name_stages(*world, world->size());
       stage.emplace(*world, device, elements);
     } else if (operation == "experts") {
       experts.emplace(*world, device, elements / 100);
+    } else if (operation == "ring") {
+      sequence.emplace(*world, device, elements);
     }
     Scratch x = ex.take("x", {elements}, DType::f32), y = ex.take("y", {elements}, DType::f32);
     for (int64_t step = 0;; ++step) {
@@ -161,6 +220,8 @@ int main(int argc, char** argv) {
         stage->run(ex, loss);
       } else if (experts) {
         experts->run(ex, loss);
+      } else if (sequence) {
+        sequence->run(ex, loss);
       } else if (operation == "send") {
         comm::Ticket receive = in->send(ex, y);
         out->send(ex, x).join(ex);

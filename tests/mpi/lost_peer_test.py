@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A rank is stopped or killed in the middle of all-reduces, of messages around a ring, of the list of a pipeline stage
-(every_action: before each action of each list), or between the counts and the rows of experts: every other rank reports it in time and exits with status 7, also if
-the rank returns while they end. A suspended job continues, although its ranks do so one after another.
+(every_action: before each action of each list), between the counts and the rows of experts, or while keys and values go around a
+ring: every other rank reports it in time and exits with status 7, also if the rank returns while they end. A suspended job
+continues, although its ranks do so one after another.
 
-usage: lost_peer_test.py PROGRAM RANKS stop|kill|return|suspend all_reduce|send|stages|every_action|experts MPIRUN...
+usage: lost_peer_test.py PROGRAM RANKS stop|kill|return|suspend all_reduce|send|stages|every_action|experts|ring MPIRUN...
 """
 import os
 import re
@@ -96,8 +97,9 @@ def lose(how, operation, program, ranks, mpirun, elements=100000, victim=None, a
         if of_stage:
             waiting, waited = r"rank (\d) \(stage \1\)", rf"rank {victim} \(stage {victim}\)"
         waits = rf"{waiting} has been waiting for {waited} for \S+ s in send along stage \(operation \d+ of link \d\)"
-        if operation == "experts":
-            waits = r"all_to_all along experts \(operation \d+ of channel critical\) did not complete within 3 s"
+        if operation in ("experts", "ring"):
+            name = "all_to_all along experts" if operation == "experts" else "shift along context"
+            waits = name + r" \(operation \d+ of channel critical\) did not complete within 3 s"
         if operation != "all_reduce" and not re.search(waits, message):
             problems.append(f"rank {rank} does not name the operation: {message}")
         if at - run.lost_at > run.timeout + 5:
@@ -144,6 +146,10 @@ def main():
         return
     if operation == "experts":
         return lose(how, operation, program, ranks, mpirun, victim=ranks - 1, action=1)
+    if operation == "ring":  # in its second step, forward and backward
+        for action in (3, 2 * ranks + 1 + 3):
+            lose(how, operation, program, ranks, mpirun, victim=ranks - 1, action=action)
+        return
     # Messages of different sizes: sent at once, copied by the library, and read from the sender's memory.
     for elements in (2000, 100000, 3000000) if how == "return" else (100000,):
         lose(how, operation, program, ranks, mpirun, elements)

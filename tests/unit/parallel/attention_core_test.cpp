@@ -83,8 +83,10 @@ struct Results {
   }
 };
 
-/// Runs one layer's attention on `tokens` ranks that share sequences, times `by_heads` that split heads.
-Results attend(int64_t tokens, int64_t by_heads, Transfer schedule, const Masks& masks, DType type = DType::f64) {
+/// Runs one layer's attention on `tokens` ranks that share sequences, times `by_heads` that split heads. Messages of
+/// rank `late` are sent 50 ms later.
+Results attend(int64_t tokens, int64_t by_heads, Transfer schedule, const Masks& masks, DType type = DType::f64,
+               int late = -1) {
   const sharding::AxisSet t = 2, h = 4;
   sharding::ModelSharding s{
       .axes = {{"data", 1}, {"tokens", tokens}, {"heads", by_heads}},
@@ -102,7 +104,9 @@ Results attend(int64_t tokens, int64_t by_heads, Transfer schedule, const Masks&
         static_cast<size_t>(kCopies * length * (name == 'k' || name == 'v' ? kKeyHeads : kHeads) * kSize),
         std::numeric_limits<double>::quiet_NaN());
   std::mutex mutex;
-  comm::run_on_threads(static_cast<int>(tokens * by_heads), {.timeout_s = 60}, [&](comm::World& world) {
+  comm::WorldOptions options{.timeout_s = 60};
+  if (late >= 0) options.delay = [late](int rank) { return rank == late ? 0.05 : 0; };
+  comm::run_on_threads(static_cast<int>(tokens * by_heads), options, [&](comm::World& world) {
     Rig rig(world, s, type);
     rig.batch.sequences = kCopies;
     rig.batch.seq_len = length;
@@ -280,6 +284,21 @@ TEST(SharedAttention, HasTheContextsBitsOfOneRankIfKeysAreGathered) {
       const Results one = attend(1, 1, Transfer::at_once, masks, type),
                     three = attend(3, 1, Transfer::at_once, masks, type);
       EXPECT_TRUE(three.of.at('o') == one.of.at('o')) << name_of(type) << ", window " << window;
+    }
+}
+
+// A rank uses no message before it has arrived, and none of an earlier step.
+TEST(SharedAttention, HasTheSameBitsIfTheMessagesOfAnyRankAreLate) {
+  for (const auto& [tokens, by_heads] : {std::pair<int64_t, int64_t>{3, 1}, {2, 2}})
+    for (const auto& [schedule, window] :
+         {std::pair<Transfer, int64_t>{Transfer::at_once, 0}, {Transfer::ring, 0}, {Transfer::at_once, 13}}) {
+      const Masks masks{window, Documents::three, 0.1};
+      const Results usual = attend(tokens, by_heads, schedule, masks, DType::bf16);
+      for (int late = 0; late < tokens * by_heads; ++late) {
+        const Results found = attend(tokens, by_heads, schedule, masks, DType::bf16, late);
+        EXPECT_TRUE(found.of == usual.of) << format("{} x {} ranks, {}, window {}, rank {}", tokens, by_heads,
+                                                    schedule == Transfer::ring ? "ring" : "gather", window, late);
+      }
     }
 }
 

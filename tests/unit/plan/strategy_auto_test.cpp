@@ -138,6 +138,10 @@ TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
       {"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]", "parallel.panels=gather", "train.micro_batch=4",
        "parallel.data=1"},
       {"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2, 1]", "train.micro_batch=4", "parallel.data=1"},
+      {"parallel.strategy=fsdp", "parallel.shards=4", "parallel.context=2", "parallel.context_heads=1",
+       "parallel.context_kv=ring", "train.micro_batch=4", "parallel.data=1"},
+      {"parallel.tensor=2", "parallel.context=2", "parallel.context_kv=gather", "train.micro_batch=2",
+       "parallel.data=1"},
       {"parallel.strategy=autoddl", "parallel.axes=[2, 2]", "parallel.head=rc", "parallel.table=fv", "parallel.data=1",
        "train.micro_batch=2",
        "parallel.layer=[{stream = 'rc', attention = 'rc', hidden = 'rc', qkv = 'fc', out = 'fk', up = 'fc', "
@@ -182,6 +186,32 @@ TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
   warns({"parallel.strategy=auto", "train.micro_batch=8"}, kPlenty, small(runs[1]),
         {"(train.micro_batch)", "the keys that are set now"});
   warns({"parallel.strategy=auto", "parallel.panels=gather"}, kPlenty, small(runs[3]), {"(parallel.panels)"});
+}
+
+// One sequence and three heads on four ranks: all of them split its tokens.
+TEST_F(StrategyAuto, KeepsTheRanksThatShareSequencesAndTheirExchange) {
+  tests::Warnings log;
+  std::vector<std::string> sets = kAuto;
+  sets.insert(sets.end(),
+              {"model.n_layer=2", "model.n_head=3", "model.d_model=96", "model.seq_len=8192", "train.global_batch=1"});
+  const Config own = choose(small(sets), kPlenty);
+  const sharding::ModelSharding sharding = config::sharding_of(own);
+  EXPECT_EQ(sharding.ranks(sharding.layers.front().context.axes), 4) << text_of(own);
+  EXPECT_NE(own.parallel.context_kv, config::Panels::automatic);
+  Config other = own;
+  other.parallel.context_kv =
+      own.parallel.context_kv == config::Panels::ring ? config::Panels::gather : config::Panels::ring;
+  for (const Config& trained : {own, other}) {
+    const Config stored = config::load_text(config::to_toml(trained), "config.toml", {}, {.files = false});
+    const Config kept = choose(small(sets), kPlenty, stored);
+    EXPECT_TRUE(same_layout(kept, trained)) << text_of(kept);
+    EXPECT_EQ(kept.parallel.context_kv, trained.parallel.context_kv) << text_of(kept);
+    tests::expect_parts(log.lines.back(), {"keeps the run's layout"});
+    const int64_t limit = memory_of(kept) * 95 / 100;
+    const Config tight = choose(small(sets), limit, stored);
+    EXPECT_TRUE(same_layout(tight, trained)) << text_of(tight);
+    EXPECT_LE(memory_of(tight), limit);
+  }
 }
 
 TEST_F(StrategyAuto, KeepsGivenStagesAndThoseOfAResumedRun) {

@@ -7,7 +7,8 @@
 #include <cmath>
 
 #include "data/token_file.h"
-#include "rigs/megatron.h"
+#include "rigs/layout_cases.h"
+#include "rigs/layout_checks.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::tests {
@@ -112,6 +113,27 @@ TEST(Evaluate, WindowsBehindEachOtherAreThoseOfTheLongestStride) {
   // One group of global_batch = 4 windows: the first 4.
   EXPECT_EQ(run::evaluate(run.trainer, more, {.groups = 1, .stride = 11}, nullptr, {}).report.tokens, 44);
   EXPECT_EQ(run::evaluate(run.trainer, more, {.groups = 1, .stride = 2}, nullptr, {}).report.tokens, 11 + 3 * 2);
+}
+
+TEST(Evaluate, SlidingWindowsAreTheSameOnRanksThatShareSequences) {
+  const TempFolder folder;
+  for (const LayoutCase& one :
+       layouts_named({"Shards4Data1LlamaShared4Gather", "Shards4Data1LlamaShared4RingMasks",
+                      "Shards4Data2Gpt2Shared4Heads2Ring", "Tensor2Data1SpEach2LlamaShared2Gather"})) {
+    const data::TokenDataset dataset = dataset_of(folder, random_tokens(150), one.config.model.seq_len, 5);
+    const auto loss_on = [&](const config::Config& layout) {
+      double loss = 0;
+      comm::run_on_threads(ranks_of(layout), {.timeout_s = 60}, [&](comm::World& world) {
+        Tiny run(&world, layout, DType::f64, 1);
+        const auto result = run::evaluate(run.trainer, dataset, {.stride = 7}, nullptr, {});
+        EXPECT_EQ(result.report.tokens, 149);
+        if (world.first()) loss = result.report.loss;
+      });
+      return loss;
+    };
+    const double single = loss_on(on_one_rank(one.config));
+    EXPECT_NEAR(loss_on(one.config), single, 1e-12 * single) << one;
+  }
 }
 
 TEST(Evaluate, SlidingWindowsAreTheSameOnManyRanks) {

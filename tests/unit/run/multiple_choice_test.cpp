@@ -5,7 +5,8 @@
 
 #include <cmath>
 
-#include "rigs/megatron.h"
+#include "rigs/layout_cases.h"
+#include "rigs/layout_checks.h"
 
 namespace trainer::tests {
 namespace {
@@ -91,24 +92,39 @@ TEST(MultipleChoice, IsJudgedByTheLikelihoodOfEachEnding) {
   EXPECT_NEAR(found.loss, expected.loss, 1e-12 * expected.loss);
 }
 
-TEST(MultipleChoice, RanksFindWhatOneFinds) {
-  const std::vector<Question> questions = random_questions(23);
-  const auto on = [&](const config::Config& c, int ranks) {
+void expect_same_on_ranks(const config::Config& c, const std::vector<Question>& questions) {
+  const auto on = [&](const config::Config& layout) {
     run::Accuracy found;
-    comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
-      Tiny run(&world, c, DType::f64, 1);
+    comm::run_on_threads(ranks_of(layout), {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, layout, DType::f64, 1);
       const run::Accuracy mine = run::answer_questions(run.trainer, questions, {});
       EXPECT_GT(mine.raw, 0);
       if (world.first()) found = mine;
     });
     return found;
   };
-  const config::Config c = configure(MegatronLayout{.tensor = 2, .data = 2});
-  const run::Accuracy one = on(on_one_rank(c), 1), four = on(c, 4);
-  EXPECT_EQ(one.raw, four.raw);
-  EXPECT_EQ(one.per_token, four.per_token);
-  EXPECT_EQ(one.per_byte, four.per_byte);
-  EXPECT_NEAR(one.loss, four.loss, 1e-11 * one.loss);
+  const run::Accuracy one = on(on_one_rank(c)), many = on(c);
+  EXPECT_EQ(one.raw, many.raw);
+  EXPECT_EQ(one.per_token, many.per_token);
+  EXPECT_EQ(one.per_byte, many.per_byte);
+  EXPECT_NEAR(one.loss, many.loss, 1e-11 * one.loss);
+}
+
+TEST(MultipleChoice, RanksFindWhatOneFinds) {
+  expect_same_on_ranks(configure(MegatronLayout{.tensor = 2, .data = 2}), random_questions(23));
+}
+
+// Without the first question, whose endings are long, two ranks answer in batches of half of the length: segments of 3
+// tokens.
+TEST(MultipleChoice, RanksThatShareSequencesFindWhatOneFinds) {
+  const std::vector<Question> all = random_questions(23), some(all.begin() + 1, all.end());
+  for (const LayoutCase& one :
+       layouts_named({"Shards4Data1LlamaShared4Gather", "Shards4Data1LlamaShared4Ring",
+                      "Shards4Data2Gpt2Shared4Heads2Ring", "Tensor2Data1SpEach2LlamaShared2Gather"})) {
+    SCOPED_TRACE(one.name);
+    expect_same_on_ranks(one.config, all);
+    expect_same_on_ranks(one.config, some);
+  }
 }
 
 TEST(MultipleChoice, StopsOnRequest) {

@@ -172,8 +172,8 @@ TEST(Context, NeedsTargetsFromOtherRanks) {
   }
 }
 
-// Llama 3 8B with a million tokens on 64 ranks: predicted 14 to 17 GB per rank by hand, at most 20.
-TEST(Context, OfAMillionTokensFitsOn64RanksOf20GB) {
+/// Llama 3 8B, one sequence of a million tokens, all recomputed, on 64 ranks.
+Config a_million_tokens() {
   Config c = tiny_config(config::Arch::llama);
   c.model.n_layer = 32;
   c.model.n_head = 32;
@@ -185,18 +185,74 @@ TEST(Context, OfAMillionTokensFitsOn64RanksOf20GB) {
   c.train.micro_batch = c.train.global_batch = 1;
   c.train.recompute = config::Recompute::full;
   c.parallel.data = 1;
-  Config by_shards = c;
+  return c;
+}
+Config by_tensor(Panels kv) {
+  Config c = a_million_tokens();
   c.parallel.tensor = c.parallel.context = 8;
-  by_shards.parallel.strategy = config::StrategyName::fsdp;
-  by_shards.parallel.shards = by_shards.parallel.context = 64;
-  for (Config layout : {c, by_shards})
-    for (const Panels kv : {Panels::gather, Panels::ring}) {
-      layout.parallel.context_kv = kv;
+  c.parallel.context_kv = kv;
+  return c;
+}
+Config by_shards(Panels kv, int64_t heads) {
+  Config c = a_million_tokens();
+  c.parallel.strategy = config::StrategyName::fsdp;
+  c.parallel.shards = c.parallel.context = 64;
+  c.parallel.context_heads = heads;
+  c.parallel.context_kv = kv;
+  return c;
+}
+
+// Predicted by hand: 14 to 17 GB per rank, at most 20.
+TEST(Context, OfAMillionTokensFitsOn64RanksOf20GB) {
+  for (const Panels kv : {Panels::gather, Panels::ring})
+    for (const Config& layout : {by_tensor(kv), by_shards(kv, 0)}) {
       int64_t total = 0;
       for (const auto& [category, bytes] : memory_of(layout, DType::bf16, 128256)) total += bytes;
       EXPECT_LE(total, int64_t{20'000'000'000}) << config::layout_text(layout);
       EXPECT_GE(total, int64_t{8'000'000'000}) << config::layout_text(layout);
     }
+}
+
+/// Returns the bytes that one group of ranks of each axis sends in a step, by operation.
+CommBytes bytes_of(const Config& c) {
+  device::DryDevice device(1);
+  const auto world = comm::dry_world(static_cast<int>(config::ranks_of_replica(c)));
+  train::Trainer trainer(device, *world, c, 128256, DType::bf16);
+  trainer.plan();
+  return trainer.comm_bytes_per_step();
+}
+
+// Keys and values of a group of c ranks: n = 2·S·(key heads of a rank)·128 elements. They are sent in bf16 forward,
+// backward, and where a layer is recomputed, their gradients in fp32. Weights, which are gathered too, are the same for
+// both exchanges.
+TEST(Context, OfAMillionTokensSendsWhatTheClosedFormsSay) {
+  constexpr int64_t kLayers = 32, kTokens = 1048576, kSize = 128;
+  const auto sent = [](int64_t ranks, int64_t key_heads, int64_t bytes) {
+    return kLayers * (ranks - 1) * 2 * kTokens * key_heads * kSize * bytes;
+  };
+  const auto expect = [&](const Config& gather, const Config& ring, const char* axis, int64_t ranks, int64_t heads) {
+    SCOPED_TRACE(config::layout_text(ring));
+    CommBytes gathered = bytes_of(gather), passed = bytes_of(ring);
+    const int64_t keys = ring.train.recompute == config::Recompute::full ? 2 + 2 + 2 : 2 + 2;
+    EXPECT_EQ(passed.at(axis).at("shift"), sent(ranks, heads, keys + 4));
+    EXPECT_EQ(gathered.at(axis)["all_gather"] - passed.at(axis)["all_gather"], sent(ranks, heads, keys));
+    EXPECT_EQ(gathered.at(axis)["reduce_scatter"] - passed.at(axis)["reduce_scatter"], sent(ranks, heads, 4));
+    EXPECT_FALSE(gathered.at(axis).contains("shift"));
+    return passed;
+  };
+  expect(by_tensor(Panels::gather), by_tensor(Panels::ring), "context", 8, 1);
+  expect(by_shards(Panels::gather, 1), by_shards(Panels::ring, 1), "context", 64, 8);
+  // By bytes, 32 ranks exchange heads, a query head each. Four of them share each key head: they exchange the rows of
+  // eight heads and gather those of their own. Backward, rows of the context go to `out` again.
+  for (const auto& [recompute, passes] : {std::pair{config::Recompute::none, 1}, {config::Recompute::full, 2}}) {
+    Config gather = by_shards(Panels::gather, 0), ring = by_shards(Panels::ring, 0);
+    gather.train.recompute = ring.train.recompute = recompute;
+    const CommBytes both = expect(gather, ring, "tokens", 2, 1);
+    constexpr int64_t kRows = kTokens / 64, kIn = 32 + 2 * 8, kOut = 32;
+    EXPECT_EQ(both.at("heads").at("all_to_all"),
+              kLayers * 31 * kRows * kSize * 2 * (passes * (kIn + kOut) + kOut + kOut + kIn));
+    EXPECT_EQ(both.at("rep").at("all_gather"), kLayers * passes * 3 * 2 * (kTokens / 2) * kSize * 2);
+  }
 }
 
 }  // namespace
