@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <ranges>
 
 #include "base/join.h"
 #include "base/units.h"
@@ -34,6 +35,29 @@ int64_t context_heads(const Config& config) {
 bool shares_tokens(const Config& config) {
   const sharding::ModelSharding s = sharding_of(config);
   return !s.layers.empty() && s.wide(s.layers.front().context.axes) != 0;
+}
+
+namespace {
+
+constexpr int64_t kLeastTokens = 1024;  // tokens of a sequence per rank; with fewer, weights cost more than attention
+
+}  // namespace
+
+bool splits_well(const Config& config, int64_t ranks) {
+  return config.model.seq_len % (2 * ranks) == 0 && config.model.seq_len / ranks >= kLeastTokens;
+}
+
+std::string nearest_lengths(const Config& config, int64_t devices) {
+  if (config.origins.contains("parallel.context")) return {};
+  const int64_t length = config.model.seq_len;
+  const std::vector<int64_t> counts = divisors(devices);
+  for (const int64_t ranks : counts | std::views::reverse) {
+    const int64_t unit = 2 * ranks, below = length / unit * unit;
+    if (ranks == 1 || length / ranks < kLeastTokens || below == length) continue;
+    return format("parallel.context: seq_len = {} cannot be split into 2 x {} equal segments; use seq_len = {} or {}",
+                  length, ranks, below, below + unit);
+  }
+  return {};
 }
 
 int64_t gathered_heads(int64_t kv_heads) {

@@ -1,5 +1,5 @@
 #pragma once
-// What layouts.cpp and layouts_search.cpp share about the keys of strategies.
+// Helpers of layouts.cpp and layouts_search.cpp for the keys of strategies.
 #include "config/keys.h"
 #include "config/layouts.h"
 

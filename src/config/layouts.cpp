@@ -55,6 +55,14 @@ double distance(const Config& config, const Config& other) {
   return sum;
 }
 
+/// Returns parallel.context_heads, and if it is set the smaller numbers of ranks that may exchange heads instead.
+std::vector<int64_t> heads_near(const Parallel& parallel) {
+  std::vector<int64_t> all = {parallel.context_heads};
+  for (int64_t heads = parallel.context_heads - 1; heads > 0; --heads)
+    if (parallel.context % heads == 0) all.push_back(heads);
+  return all;
+}
+
 /// Returns the settings that fit and are nearest to those of `config`: settings for the same number of ranks, else for
 /// the nearest smaller and the nearest larger number (at most twice the number). For each number of ranks the setting
 /// with the smallest distance() is chosen.
@@ -68,10 +76,13 @@ std::vector<Config> nearest_settings(const Config& config) {
       Config trial = config;
       strategy_of(config).each(config, count, [&](const Parallel& parallel) {
         trial.parallel = parallel;
-        if (!layout_fits(trial)) return;
-        const double apart = distance(config, trial);
-        if (apart < least) best = trial;
-        least = std::min(least, apart);
+        for (const int64_t heads : heads_near(parallel)) {
+          trial.parallel.context_heads = heads;
+          if (!layout_fits(trial)) continue;
+          const double apart = distance(config, trial);
+          if (apart < least) best = trial;
+          least = std::min(least, apart);
+        }
       });
       if (!best) continue;
       all.push_back(*best);
@@ -105,6 +116,8 @@ std::vector<const char*> keys_of(const Config& config, const sharding::Violation
   using Rule = sharding::Violation::Rule;
   std::vector<const char*> keys = {replica_key(config), key_of(violation.extent)};
   if (violation.rule == Rule::segments && !has_spec(config)) keys.front() = "parallel.context";
+  if (violation.rule == Rule::shares_heads && is_given(config, "parallel.context_heads"))
+    keys.front() = "parallel.context_heads";
   if (violation.extent == sharding::Extent::token_rows) keys.push_back("train.micro_batch");
   if (!has_spec(config) || violation.rule == Rule::divides || violation.rule == Rule::shares_heads) return keys;
   keys.insert(keys.begin(), "parallel.layer");  // the letters conflict with each other, on any number of ranks
@@ -126,6 +139,19 @@ std::string remedy_of(const sharding::Violation& violation, const ModelSharding&
       if (s.ranks(violation.axes) % ranks == 0 && violation.value % (2 * ranks) == 0)
         return "; " + own + format(", or {} such ranks", ranks);
   return nearest.empty() ? "; " + own : nearest + ", or " + own;
+}
+
+/// Returns the text of a violation. Layers of autoddl are named by their tables, if there are several.
+std::string text_of(const Config& config, const ModelSharding& s, sharding::Violation violation) {
+  const std::vector<LayerSpec>& tables = config.parallel.layer;
+  if (!has_spec(config) || tables.size() < 2) return violation.text(s);
+  const int64_t layer = std::exchange(violation.layer, -1);
+  int64_t number = 0;
+  for (int64_t end = 0; end <= layer; ++number) {
+    const int64_t layers = tables[static_cast<size_t>(number)].layers;
+    end = layers > 0 ? end + layers : config.model.n_layer;
+  }
+  return (number > 0 ? format("table {}: ", number) : "") + violation.text(s);
 }
 
 }  // namespace
@@ -172,7 +198,7 @@ std::vector<BrokenRule> broken_rules(const Config& config) {
   std::optional<std::string> fits;
   for (const sharding::Violation& violation : violations(s, extents_of(config))) {
     if (!fits) fits = nearest_text(config);
-    broken.push_back({keys_of(config, violation), violation.text(s) + remedy_of(violation, s, *fits)});
+    broken.push_back({keys_of(config, violation), text_of(config, s, violation) + remedy_of(violation, s, *fits)});
   }
   return broken;
 }

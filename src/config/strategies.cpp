@@ -94,11 +94,6 @@ int64_t searched_context(const Config& config, int64_t ranks, int64_t sequences)
   return config.parallel.context > 0 ? config.parallel.context : splits_well(config, fewest) ? fewest : 1;
 }
 
-bool splits_well(const Config& config, int64_t context) {
-  constexpr int64_t kLeastTokens = 1024;  // tokens of a sequence per rank; with fewer, weights cost more than attention
-  return config.model.seq_len % (2 * context) == 0 && config.model.seq_len / context >= kLeastTokens;
-}
-
 namespace {
 
 // Megatron-1D: tensor parallelism over one axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al.

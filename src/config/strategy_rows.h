@@ -31,7 +31,5 @@ void common_variants(const Config& config, int64_t devices_per_node, const Visit
 /// if that is 0, the fewest with which each rank has rows of `sequences`; 1 if they would not split sequences well.
 /// Sharing sequences among more is never faster.
 int64_t searched_context(const Config& config, int64_t ranks, int64_t sequences);
-/// True if the tokens of a sequence can be split over this number of ranks, and each then has enough of them.
-bool splits_well(const Config& config, int64_t context);
 
 }  // namespace trainer::config

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "base/join.h"
 #include "base/shape.h"
@@ -127,6 +128,12 @@ void check_batches(const Config& config, bool plans, Checker& checker) {
       chosen || train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
       "global_batch = {} is not a multiple of micro_batch = {}; change one of them, such as global_batch = {}",
       train.global_batch, train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
+  const int64_t length = config.model.seq_len, most = std::numeric_limits<int32_t>::max();
+  checker.require(
+      chosen || train.micro_batch <= most / length, {"train.micro_batch", "model.seq_len"},
+      "a micro-batch has at most {} token rows, found micro_batch x seq_len = {} x {}; use micro_batch = {} "
+      "or less",
+      most, train.micro_batch, length, most / length);
   checker.require(train.recompute_layers <= config.model.n_layer, {"train.recompute_layers", "model.n_layer"},
                   "recompute_layers = {} is more than n_layer = {}; lower it, or replace it with recompute = \"full\"",
                   train.recompute_layers, config.model.n_layer);

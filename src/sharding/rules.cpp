@@ -265,6 +265,13 @@ std::string Violation::text(const ModelSharding& s) const {
 
 std::string Violation::remedy(const ModelSharding& s) const {
   const bool segments = rule == Rule::segments;
+  if (rule == Rule::shares_heads) {
+    const int64_t n = s.ranks(axes);
+    int64_t less = std::min(value - 1, n), more = value + 1;  // divisors of the ranks, which divide the query heads
+    while (n % less != 0) --less;
+    while (more < n && n % more != 0) ++more;
+    return format("n_kv_head = {}{} fits", less, more > n ? "" : format(" or {}", more));
+  }
   if ((rule != Rule::divides && !segments) || extent == Extent::query_width || extent == Extent::key_width ||
       extent == Extent::token_rows)
     return {};

@@ -57,6 +57,21 @@ TEST(ContextHeads, AreTheGivenOnesOrOnesThatFit) {
   EXPECT_EQ(context_heads(shared(64, 8, 4, 12)), 2) << "four cannot split 12 tokens into 8";
 }
 
+TEST(ContextLengths, AreTheNearestThatTheMostRanksCanShare) {
+  const auto text = [](int64_t length, int64_t devices) { return nearest_lengths(shared(8, 8, 1, length), devices); };
+  EXPECT_EQ(text(100000, 64),
+            "parallel.context: seq_len = 100000 cannot be split into 2 x 64 equal segments; use seq_len = 99968 or "
+            "100096");
+  EXPECT_EQ(text(100000, 8), "") << "16 segments of 6250 tokens";
+  EXPECT_EQ(text(100001, 8), text(100001, 8 * 101)) << "101 ranks would have fewer than 1024 tokens each";
+  EXPECT_NE(text(100001, 8).find("2 x 8 equal segments; use seq_len = 100000 or 100016"), std::string::npos);
+  EXPECT_EQ(text(1001, 8), "") << "too short to be shared in a search";
+  EXPECT_EQ(text(100001, 1), "");
+  Config given = shared(8, 8, 1, 100001);
+  given.origins["parallel.context"] = {};
+  EXPECT_EQ(nearest_lengths(given, 8), "") << "the layout's own message says it";
+}
+
 TEST(ContextText, NamesTheFactorsTheExchangeAndTheSizes) {
   struct Case {
     Sets sets;

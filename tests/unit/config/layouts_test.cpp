@@ -228,7 +228,8 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
              "seq_len = 992 or 1024"}},
            {{"parallel.strategy=fsdp", "parallel.shards=16", "parallel.context=16", "parallel.context_heads=8",
              "model.n_head=24", "model.n_kv_head=6"},
-            {"n_kv_head = 6 heads", "neither be split evenly over 8 ranks along heads", "shared"}},
+            {"n_kv_head = 6 heads", "neither be split evenly over 8 ranks along heads", "shared",
+             "context_heads = 2 fits"}},
            {{"parallel.strategy=fsdp", "parallel.shards=8", "parallel.context=4", "train.micro_batch=3"},
             {"micro_batch = 3 sequences", "2 ranks along batch", "shards = 4 or 12 fits", "micro_batch = 2 or 4"}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 4]", "parallel.context=8"},
@@ -270,7 +271,7 @@ TEST(BrokenRules, NameTheKeyThatIsTheCause) {
     std::string text = layer;
     return text.replace(text.find("attention = \"--"), 15, std::string("attention = \"") + attention);
   };
-  for (const auto& [first, second, place] : {std::tuple{"s-", "r-", "blocks.4: "}, {"r-", "s-", "blocks.0: "}}) {
+  for (const auto& [first, second, place] : {std::tuple{"s-", "r-", "table 2: "}, {"r-", "s-", "table 1: "}}) {
     const std::string orders = message("", with(first) + "layers = 4\n" + with(second));
     EXPECT_TRUE(orders.starts_with("x.toml:5:")) << orders;
     for (const char* part : {"parallel.layer: ", place, "attention must split rows along the same axes", "along a"})

@@ -95,7 +95,7 @@ TEST(ShardingSpec, ReportWhatIsWrong) {
   expect_mistake("layers = 2", "layers = 7", {"7 layers", "n_layer = 6"});
   expect_mistake("axes = [2, 4]", "axes = [2, 2, 2, 1, 1, 1, 1]", {"one to six axis sizes"});
   expect_mistake("n_head = 8", "n_head = 2", {"n_head = 2", "4 ranks along b"});
-  expect_mistake("micro_batch = 4", "micro_batch = 1", {"blocks.0: micro_batch = 1", "2 ranks along a"});
+  expect_mistake("micro_batch = 4", "micro_batch = 1", {"table 1: micro_batch = 1", "2 ranks along a"});
   expect_mistake("hidden = \"rc\"\nqkv", "hidden = \"rc\"\nschedule = \"rings\"\nqkv", {"\"at_once\" or \"ring\""});
 }
 

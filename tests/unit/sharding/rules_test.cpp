@@ -314,6 +314,20 @@ TEST(Rules, OfSharedSequencesAskForSegmentsRowsAndOneOrder) {
   EXPECT_EQ(text(), "") << "without shared sequences, layers may split attention in different ways";
 }
 
+// Numbers that divide the ranks, and with them the query heads.
+TEST(Rules, NameNumbersOfKeyHeadsThatRanksCanSplitOrShare) {
+  ModelSharding s = square(Transfer::at_once);
+  s.axes[2].size = 8;
+  const auto remedy = [&](int64_t heads) {
+    const Violation violation{
+        .rule = Violation::Rule::shares_heads, .extent = Extent::n_kv_head, .value = heads, .axes = 4};
+    return violation.remedy(s);
+  };
+  EXPECT_EQ(remedy(3), "n_kv_head = 2 or 4 fits");
+  EXPECT_EQ(remedy(6), "n_kv_head = 4 or 8 fits");
+  EXPECT_EQ(remedy(12), "n_kv_head = 8 fits");
+}
+
 TEST(Rules, NameExtentRanksAxesAndWhatWouldFit) {
   Extents e = kExtents;
   e.d_ff = 25;
