@@ -52,11 +52,11 @@ ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int r
        ops::NormForward{.x = x, .gain = gain, .bias = {}, .y = u, .mean = {}, .rstd = rstd, .center = false},
        2 * operand + statistic);
   time("GELU", ops::BiasActivation{.x = x, .bias = {}, .pre = {}, .y = u, .act = ops::Activation::gelu}, 2 * operand);
-  time("SwiGLU", ops::SwigluForward{x, y, u}, 3 * operand);
-  time("SwiGLU backward", ops::SwigluBackward{z, x, y, u, v}, 5 * operand);
+  time("SwiGLU", ops::GatedForward{x, y, u}, 3 * operand);
+  time("SwiGLU backward", ops::GatedBackward{z, x, y, u, v}, 5 * operand);
   const Buffer weights = buffer({rows}, sum), dweights = buffer({rows}, sum);
-  time("SwiGLU, weights", ops::SwigluForward{x, y, u, weights}, 3 * operand + statistic);
-  time("SwiGLU backward, weights", ops::SwigluBackward{z, x, y, u, v, weights, dweights}, 5 * operand + 2 * statistic);
+  time("SwiGLU, weights", ops::GatedForward{x, y, u, weights}, 3 * operand + statistic);
+  time("SwiGLU backward, weights", ops::GatedBackward{z, x, y, u, v, weights, dweights}, 5 * operand + 2 * statistic);
   {  // two experts, each of which computes half as many rows as x has
     const int64_t half = rows / 2;
     const Buffer order = buffer({rows}, DType::i32), place = buffer({rows}, DType::i32);

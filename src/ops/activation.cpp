@@ -24,6 +24,10 @@ Cost cost(const Tensor& x, double flops_per_element, double passes) {
   return {flops_per_element * static_cast<double>(x.count()), passes * static_cast<double>(x.bytes())};
 }
 
+void expect_ungated(Activation act) {
+  TRAINER_CHECK(act != Activation::silu, "silu is the activation of gated MLPs only");
+}
+
 }  // namespace
 
 void run(Exec& ex, const BiasActivation& op) {
@@ -32,29 +36,30 @@ void run(Exec& ex, const BiasActivation& op) {
   expect_rows(op.y, rows, cols, op.x.dtype, "activation y");
   if (op.pre) expect_rows(op.pre, rows, cols, op.x.dtype, "activation pre");
   if (op.bias) expect_count(op.bias, cols, op.x.dtype, "activation bias");
+  expect_ungated(op.act);
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 20, op.pre ? 3 : 2));
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).bias_activation[type];
   const bool packed = !op.bias && op.x.packed() && op.y.packed() && (!op.pre || op.pre.packed());
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
-    kernel(in(op.x, r, c), bias_at(op.bias, c), out(op.pre, r, c), out(op.y, r, c), op.act == Activation::gelu, n,
-           width);
+    kernel(in(op.x, r, c), bias_at(op.bias, c), out(op.pre, r, c), out(op.y, r, c), op.act, n, width);
   });
 }
 
-void run(Exec& ex, const GeluBackward& op) {
-  const size_t type = kernel_index(op.x.dtype, "gelu x");
+void run(Exec& ex, const ActivationBackward& op) {
+  const size_t type = kernel_index(op.x.dtype, "activation x");
   const int64_t rows = op.x.rows(), cols = op.x.cols();
-  expect_rows(op.dy, rows, cols, op.x.dtype, "gelu dy");
-  expect_rows(op.dx, rows, cols, op.x.dtype, "gelu dx");
+  expect_rows(op.dy, rows, cols, op.x.dtype, "activation dy");
+  expect_rows(op.dx, rows, cols, op.x.dtype, "activation dx");
+  expect_ungated(op.act);
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 30, 3));
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = activation_kernels(ex).gelu_backward[type];
+  const auto kernel = activation_kernels(ex).backward[type];
   for_tiles(ex, rows, cols, op.dy.packed() && op.x.packed() && op.dx.packed(),
             [&](int64_t r, int64_t n, int64_t c, int64_t width) {
-              kernel(in(op.dy, r, c), in(op.x, r, c), out(op.dx, r, c), n, width);
+              kernel(in(op.dy, r, c), in(op.x, r, c), out(op.dx, r, c), op.act, n, width);
             });
 }
 
@@ -86,42 +91,42 @@ void run(Exec& ex, const SoftCap& op) {
             [&](int64_t r, int64_t n, int64_t c, int64_t width) { kernel(out(op.x, r, c), op.cap, n, width); });
 }
 
-void run(Exec& ex, const SwigluForward& op) {
-  const size_t type = kernel_index(op.gate.dtype, "swiglu gate");
+void run(Exec& ex, const GatedForward& op) {
+  const size_t type = kernel_index(op.gate.dtype, "gated gate");
   const int64_t rows = op.gate.rows(), cols = op.gate.cols();
-  expect_rows(op.up, rows, cols, op.gate.dtype, "swiglu up");
-  expect_rows(op.y, rows, cols, op.gate.dtype, "swiglu y");
-  if (op.weights) expect_count(op.weights, rows, accumulator_of(op.gate.dtype), "swiglu weights");
+  expect_rows(op.up, rows, cols, op.gate.dtype, "gated up");
+  expect_rows(op.y, rows, cols, op.gate.dtype, "gated y");
+  if (op.weights) expect_count(op.weights, rows, accumulator_of(op.gate.dtype), "gated weights");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 20, 3));
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = activation_kernels(ex).swiglu[type];
+  const auto kernel = activation_kernels(ex).gated[type];
   const bool packed = !op.weights && op.gate.packed() && op.up.packed() && op.y.packed();
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
-    kernel(in(op.gate, r, c), in(op.up, r, c), weight_at(op.weights, r), out(op.y, r, c), n, width);
+    kernel(in(op.gate, r, c), in(op.up, r, c), weight_at(op.weights, r), out(op.y, r, c), op.act, n, width);
   });
 }
 
-void run(Exec& ex, const SwigluBackward& op) {
-  const size_t type = kernel_index(op.gate.dtype, "swiglu gate");
+void run(Exec& ex, const GatedBackward& op) {
+  const size_t type = kernel_index(op.gate.dtype, "gated gate");
   const int64_t rows = op.gate.rows(), cols = op.gate.cols();
-  expect_rows(op.dy, rows, cols, op.gate.dtype, "swiglu dy");
-  expect_rows(op.up, rows, cols, op.gate.dtype, "swiglu up");
-  expect_rows(op.dgate, rows, cols, op.gate.dtype, "swiglu dgate");
-  expect_rows(op.dup, rows, cols, op.gate.dtype, "swiglu dup");
+  expect_rows(op.dy, rows, cols, op.gate.dtype, "gated dy");
+  expect_rows(op.up, rows, cols, op.gate.dtype, "gated up");
+  expect_rows(op.dgate, rows, cols, op.gate.dtype, "gated dgate");
+  expect_rows(op.dup, rows, cols, op.gate.dtype, "gated dup");
   if (op.weights) {
-    expect_count(op.weights, rows, accumulator_of(op.gate.dtype), "swiglu weights");
-    expect_count(op.dweights, rows, op.weights.dtype, "swiglu dweights");
+    expect_count(op.weights, rows, accumulator_of(op.gate.dtype), "gated weights");
+    expect_count(op.dweights, rows, op.weights.dtype, "gated dweights");
   }
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 30, 5));
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = activation_kernels(ex).swiglu_backward[type];
+  const auto kernel = activation_kernels(ex).gated_backward[type];
   const bool packed =
       !op.weights && op.dy.packed() && op.gate.packed() && op.up.packed() && op.dgate.packed() && op.dup.packed();
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
     kernel(in(op.dy, r, c), in(op.gate, r, c), in(op.up, r, c), weight_at(op.weights, r), out(op.dgate, r, c),
-           out(op.dup, r, c), weight_at(op.dweights, r), n, width);
+           out(op.dup, r, c), weight_at(op.dweights, r), op.act, n, width);
   });
 }
 

@@ -15,11 +15,12 @@ struct BiasActivation {
 };
 void run(Exec& ex, const BiasActivation& op);
 
-/// dx = dy · gelu'(x): x is gelu's input. [N, F] each; dx may be dy or x.
-struct GeluBackward {
+/// dx = dy · act'(x): x is the activation's input. [N, F] each; dx may be dy or x.
+struct ActivationBackward {
   Tensor dy, x, dx;
+  Activation act = Activation::none;
 };
-void run(Exec& ex, const GeluBackward& op);
+void run(Exec& ex, const ActivationBackward& op);
 
 /// y = other + (x + bias), added in that order and rounded once. x, other, y [N, F], any pitch; bias [F] or empty; y
 /// may be x or other.
@@ -28,19 +29,22 @@ struct Add {
 };
 void run(Exec& ex, const Add& op);
 
-/// SwiGLU (Shazeer 2020): y = silu(gate) · up, silu(x) = x/(1 + e^−x). gate, up [N, F] (column ranges of one GEMM), y
-/// [N, F]. With weights ([N] accumulator type), row r of y is multiplied by weights[r] before it is rounded.
-struct SwigluForward {
+/// The gated units SwiGLU and GeGLU (Shazeer 2020): y = act(gate) · up, rounded once. gate, up [N, F] (column ranges of
+/// one GEMM), y [N, F]. With weights ([N] accumulator type), row r of y is multiplied by weights[r] before it is
+/// rounded.
+struct GatedForward {
   Tensor gate, up, y, weights = {};
+  Activation act = Activation::silu;
 };
-void run(Exec& ex, const SwigluForward& op);
+void run(Exec& ex, const GatedForward& op);
 
-/// dgate and dup from dy; they may be gate and up themselves. With weights, dweights[r] = Σ_c dy[r, c]·silu(gate)·up
+/// dgate and dup from dy; they may be gate and up themselves. With weights, dweights[r] = Σ_c dy[r, c]·act(gate)·up
 /// before rounding, [N] accumulator type, in an order that depends only on F.
-struct SwigluBackward {
+struct GatedBackward {
   Tensor dy, gate, up, dgate, dup, weights = {}, dweights = {};
+  Activation act = Activation::silu;
 };
-void run(Exec& ex, const SwigluBackward& op);
+void run(Exec& ex, const GatedBackward& op);
 
 /// y = 1/(1 + e^−x). x, y [N, F], accumulator type; y may be x.
 struct Sigmoid {

@@ -41,7 +41,8 @@ void check(const device::Device& device, const Gemm& op) {
                 "GEMM: bias is {}, expected {} [{}]", to_string(e.bias), name_of(op.a.dtype), n);
   check_like_c(op, e.pre, "pre");
   check_like_c(op, e.residual, "residual");
-  TRAINER_CHECK(!e.gradient || (e.act == Activation::gelu && e.pre && !e.bias),
+  TRAINER_CHECK(e.act != Activation::silu, "GEMM: an epilogue cannot have the activation of a gated MLP: {}", text());
+  TRAINER_CHECK(!e.gradient || (e.act != Activation::none && e.pre && !e.bias),
                 "GEMM: a gradient epilogue requires an activation and pre, and no bias: {}", text());
   TRAINER_CHECK(!op.packed_b || op.packed_b.bytes() == packed_bytes(device, op.a.dtype, k, n),
                 "GEMM: packed_b has {} bytes, expected {} for {}", op.packed_b.bytes(),

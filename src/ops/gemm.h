@@ -1,17 +1,16 @@
 #pragma once
 // GEMMs with fused epilogues.
+#include "ops/activation_kind.h"
 #include "tensor/exec.h"
 
 namespace trainer::ops {
-
-enum class Activation : uint8_t { none, gelu };  // gelu: the tanh form, 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
 
 /// Operations on an element of the result before it is stored. The element is rounded once, when it is stored, apart
 /// from the rounding of `pre` and, on a GPU, that of bf16 sums before bias or the slope, which cuBLASLt does for some
 /// shapes.
 struct Epilogue {
-  Tensor bias;  // [n] compute dtype, or empty: added to every row
-  Activation act = Activation::none;
+  Tensor bias;                        // [n] compute dtype, or empty: added to every row
+  Activation act = Activation::none;  // not silu
   Tensor pre;             // [m, n]; forward: receives acc + bias (input of `act`), may be empty; gradient: read
   bool gradient = false;  // c = acc · act'(pre) instead of c = act(acc + bias)
   Tensor residual;        // [m, n], or empty: added last; may be c itself

@@ -176,10 +176,10 @@ void Experts::route(Exec& ex, const Batch& batch, const Tensor& x, Routed& r) {
 void Experts::activate_shared(Exec& ex, Routed& r) const {
   const Tensor pre = r.shared_pre;
   r.shared_z = ex.take("shared.z", {pre.rows(), pre.cols() / 2}, pre.dtype);
-  ops::run(ex, ops::SwigluForward{.gate = gate_of(pre),
-                                  .up = up_of(pre),
-                                  .y = r.shared_z,
-                                  .weights = r.shared_gate.tensor().reshape({pre.rows()})});
+  ops::run(ex, ops::GatedForward{.gate = gate_of(pre),
+                                 .up = up_of(pre),
+                                 .y = r.shared_z,
+                                 .weights = r.shared_gate.tensor().reshape({pre.rows()})});
 }
 
 Scratch Experts::output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& s) {
@@ -233,13 +233,13 @@ Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, Gr
     r.shared_z.reset();
     shared_->down.multiply(ex, dy, dz, {}, /*transposed=*/true);
     const Tensor pre = r.shared_pre;
-    ops::run(ex, ops::SwigluBackward{.dy = dz,
-                                     .gate = gate_of(pre),
-                                     .up = up_of(pre),
-                                     .dgate = gate_of(pre),
-                                     .dup = up_of(pre),
-                                     .weights = r.shared_gate.tensor().reshape({n}),
-                                     .dweights = r.dweights.tensor().range(pairs, n)});
+    ops::run(ex, ops::GatedBackward{.dy = dz,
+                                    .gate = gate_of(pre),
+                                    .up = up_of(pre),
+                                    .dgate = gate_of(pre),
+                                    .dup = up_of(pre),
+                                    .weights = r.shared_gate.tensor().reshape({n}),
+                                    .dweights = r.dweights.tensor().range(pairs, n)});
   }
   if (!s.z) activate(ex, s);
   Scratch rows = exchange_ ? exchange_->finish(ex, std::move(sent)) : sorted(ex, dy, r);

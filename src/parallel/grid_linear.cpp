@@ -140,7 +140,8 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
     if (dx_result) dx = std::move(dx_result);
   }
   dx = cast_to(ex, std::move(dx), dy.dtype);
-  if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
+  if (leaves && fusion.act != ops::Activation::none)
+    ops::run(ex, ops::ActivationBackward{dx, fusion.pre, dx, fusion.act});
   return dx;
 }
 

@@ -14,7 +14,7 @@ void DenseMlp::activate(Exec& ex, Saved& s) const {
   const Tensor pre = s.pre;
   s.z = ex.take("mlp.z", {pre.rows(), gated_ ? pre.cols() / 2 : pre.cols()}, pre.dtype);
   if (gated_)
-    ops::run(ex, ops::SwigluForward{gate_of(pre), up_of(pre), s.z});
+    ops::run(ex, ops::GatedForward{gate_of(pre), up_of(pre), s.z});
   else
     ops::run(ex, ops::BiasActivation{.x = pre, .bias = {}, .pre = {}, .y = s.z, .act = ops::Activation::gelu});
 }
@@ -39,7 +39,7 @@ Scratch DenseMlp::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, G
   if (!batch.late) s.z.reset();
   if (gated_) {
     const Tensor pre = s.pre;  // not needed afterwards
-    ops::run(ex, ops::SwigluBackward{d, gate_of(pre), up_of(pre), gate_of(pre), up_of(pre)});
+    ops::run(ex, ops::GatedBackward{d, gate_of(pre), up_of(pre), gate_of(pre), up_of(pre)});
     d = std::move(s.pre);
   }
   s.pre.reset();

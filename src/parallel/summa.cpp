@@ -176,7 +176,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
     dx = cast_to(ex, std::move(dx), dy.dtype);
   }
   if (dw) dw->finish_later(ex, grads, weights_.slot());
-  if (fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
+  if (fusion.act != ops::Activation::none) ops::run(ex, ops::ActivationBackward{dx, fusion.pre, dx, fusion.act});
   return dx;
 }
 

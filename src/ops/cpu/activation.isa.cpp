@@ -17,7 +17,7 @@ T* row(TileOut t, int64_t r) {
 
 /// Near: bf16 with math_bf16.h, bitwise identical to the epilogue of GEMMs with bf16 panels (panel_finish.h).
 template <typename T, bool Near = false>
-void bias_activation(TileIn x, const void* bias, TileOut pre, TileOut y, bool gelu, int64_t rows, int64_t cols) {
+void bias_activation(TileIn x, const void* bias, TileOut pre, TileOut y, Activation act, int64_t rows, int64_t cols) {
   using A = AccumulatorOf<T>;
   const T* b = static_cast<const T*>(bias);
   for (int64_t r = 0; r < rows; ++r) {
@@ -28,14 +28,15 @@ void bias_activation(TileIn x, const void* bias, TileOut pre, TileOut y, bool ge
       constexpr int64_t L = kLanes<float>;
       for (; done + 2 * L <= cols; done += 2 * L) {
         Halves sum = load_halves(in + done);
-        if (b != nullptr || kept != nullptr || !gelu) {  // gelu of a subnormal is rounded to 0 in any case
+        if (b != nullptr || kept != nullptr || act == Activation::none) {  // a subnormal's gelu is rounded to 0 anyway
           Vec<float> low = load(in + done), high = load(in + done + L);
           if (b != nullptr) low += load(b + done), high += load(b + done + L);
           sum = round_halves(low, high);
         }
         if (kept != nullptr) store_halves(kept + done, sum);
-        store_halves(out + done,
-                     gelu ? round_even_odd(vgelu_near(even_elements(sum)), vgelu_near(odd_elements(sum))) : sum);
+        store_halves(out + done, act == Activation::none ? sum
+                                                         : round_even_odd(activated<true>(act, even_elements(sum)),
+                                                                          activated<true>(act, odd_elements(sum))));
       }
     }
     each_vector<A>(cols - done, [&](int64_t rest, auto tag) {
@@ -45,25 +46,25 @@ void bias_activation(TileIn x, const void* bias, TileOut pre, TileOut y, bool ge
       if constexpr (Near) {
         const Vec<A> sum = without_subnormals(v);
         if (kept != nullptr) put(kept + i, sum, tag);
-        put(out + i, without_subnormals(gelu ? vgelu_near(as_stored<T, A>(sum)) : v), tag);
+        put(out + i, without_subnormals(act == Activation::none ? v : activated<true>(act, as_stored<T, A>(sum))), tag);
       } else {
         if (kept != nullptr) put(kept + i, v, tag);
-        put(out + i, gelu ? vgelu(as_stored<T, A>(v)) : v, tag);
+        put(out + i, act == Activation::none ? v : activated<false>(act, as_stored<T, A>(v)), tag);
       }
     });
   }
 }
 
 template <typename T, bool Near = false>
-void gelu_backward(TileIn dy, TileIn x, TileOut dx, int64_t rows, int64_t cols) {
+void backward(TileIn dy, TileIn x, TileOut dx, Activation act, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r) {
     const T *d = row<T>(dy, r), *in = row<T>(x, r);
     T* out = row<T>(dx, r);
     each_vector<AccumulatorOf<T>>(cols, [&](int64_t i, auto tag) {
       if constexpr (Near) {
-        put(out + i, without_subnormals(get(d + i, tag) * vgelu_grad_near(get(in + i, tag))), tag);
+        put(out + i, without_subnormals(get(d + i, tag) * slope_of<true>(act, get(in + i, tag))), tag);
       } else {
-        put(out + i, get(d + i, tag) * vgelu_grad(get(in + i, tag)), tag);
+        put(out + i, get(d + i, tag) * slope_of<false>(act, get(in + i, tag)), tag);
       }
     });
   }
@@ -86,14 +87,36 @@ void add(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int6
   }
 }
 
-template <typename T>
-void swiglu(TileIn gate, TileIn up, const void* weights, TileOut y, int64_t rows, int64_t cols) {
+struct SiluGate {
+  template <typename V>
+  [[gnu::always_inline]] static V value(V x) {
+    return vsilu(x);
+  }
+  template <typename A>
+  [[gnu::always_inline]] static WithSlope<A> with_slope(Vec<A> x) {
+    const WithSlope<A> s = sigmoid_with_slope<A>(x);
+    return {x * s.value, fmadd(x, s.slope, s.value)};
+  }
+};
+struct GeluGate {
+  template <typename V>
+  [[gnu::always_inline]] static V value(V x) {
+    return vgelu(x);
+  }
+  template <typename A>
+  [[gnu::always_inline]] static WithSlope<A> with_slope(Vec<A> x) {
+    return gelu_with_slope<A>(x);
+  }
+};
+
+template <typename F, typename T>
+void gated_by(TileIn gate, TileIn up, const void* weights, TileOut y, int64_t rows, int64_t cols) {
   using A = AccumulatorOf<T>;
   for (int64_t r = 0; r < rows; ++r) {
     const T *g = row<T>(gate, r), *u = row<T>(up, r);
     T* out = row<T>(y, r);
     const auto value = [&](int64_t i, auto tag) __attribute__((always_inline)) {
-      return vsilu(get(g + i, tag)) * get(u + i, tag);
+      return F::value(get(g + i, tag)) * get(u + i, tag);
     };
     if (weights == nullptr) {
       each_vector<A>(cols, [&](int64_t i, auto tag) { put(out + i, value(i, tag), tag); });
@@ -104,18 +127,18 @@ void swiglu(TileIn gate, TileIn up, const void* weights, TileOut y, int64_t rows
   }
 }
 
-template <typename T>
-void swiglu_backward(TileIn dy, TileIn gate, TileIn up, const void* weights, TileOut dgate, TileOut dup, void* dweights,
-                     int64_t rows, int64_t cols) {
+template <typename F, typename T>
+void gated_backward_by(TileIn dy, TileIn gate, TileIn up, const void* weights, TileOut dgate, TileOut dup,
+                       void* dweights, int64_t rows, int64_t cols) {
   using A = AccumulatorOf<T>;
   for (int64_t r = 0; r < rows; ++r) {
     const T *d = row<T>(dy, r), *g = row<T>(gate, r), *u = row<T>(up, r);
     T *dg = row<T>(dgate, r), *du = row<T>(dup, r);
     const auto gradients = [&](int64_t i, auto tag, Vec<A> y, Vec<A> x, Vec<A> scale) __attribute__((always_inline)) {
-      const Sigmoid<A> s = sigmoid_with_slope<A>(x);
-      put(dg + i, y * scale * fmadd(x, s.slope, s.value), tag);
-      put(du + i, y * (x * s.value), tag);
-      return x * s.value * scale;
+      const WithSlope<A> f = F::template with_slope<A>(x);
+      put(dg + i, y * scale * f.slope, tag);
+      put(du + i, y * f.value, tag);
+      return f.value * scale;
     };
     if (weights == nullptr) {
       each_vector<A>(
@@ -128,6 +151,22 @@ void swiglu_backward(TileIn dy, TileIn gate, TileIn up, const void* weights, Til
       });
     }
   }
+}
+
+/// Calls fn with the activation of a gated MLP.
+template <typename F>
+void with_gate(Activation act, F fn) {
+  act == Activation::silu ? fn(SiluGate()) : fn(GeluGate());
+}
+template <typename T>
+void gated(TileIn gate, TileIn up, const void* weights, TileOut y, Activation act, int64_t rows, int64_t cols) {
+  with_gate(act, [&]<typename F>(F) { gated_by<F, T>(gate, up, weights, y, rows, cols); });
+}
+template <typename T>
+void gated_backward(TileIn dy, TileIn gate, TileIn up, const void* weights, TileOut dgate, TileOut dup, void* dweights,
+                    Activation act, int64_t rows, int64_t cols) {
+  with_gate(act,
+            [&]<typename F>(F) { gated_backward_by<F, T>(dy, gate, up, weights, dgate, dup, dweights, rows, cols); });
 }
 
 template <typename A>
@@ -169,10 +208,10 @@ void soft_cap(TileOut x, double cap, int64_t rows, int64_t cols) {
 template <bool Near>
 constexpr ActivationKernels kernels() {
   return {{bias_activation<double>, bias_activation<float>, bias_activation<bf16, Near>},
-          {gelu_backward<double>, gelu_backward<float>, gelu_backward<bf16, Near>},
+          {backward<double>, backward<float>, backward<bf16, Near>},
           {add<double>, add<float>, add<bf16, Near>},
-          {swiglu<double>, swiglu<float>, swiglu<bf16>},
-          {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>},
+          {gated<double>, gated<float>, gated<bf16>},
+          {gated_backward<double>, gated_backward<float>, gated_backward<bf16>},
           {sigmoid<double>, sigmoid<float>},
           {sigmoid_backward<double>, sigmoid_backward<float>, sigmoid_backward<bf16>},
           {soft_cap<double>, soft_cap<float>}};

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "device/kernel_sets.h"
+#include "ops/activation_kind.h"
 
 namespace trainer::ops {
 
@@ -17,13 +18,14 @@ struct TileOut {
 };
 struct ActivationKernels {
   /// bias and pre.data may be null.
-  void (*bias_activation[3])(TileIn x, const void* bias, TileOut pre, TileOut y, bool gelu, int64_t rows, int64_t cols);
-  void (*gelu_backward[3])(TileIn dy, TileIn x, TileOut dx, int64_t rows, int64_t cols);
+  void (*bias_activation[3])(TileIn x, const void* bias, TileOut pre, TileOut y, Activation act, int64_t rows,
+                             int64_t cols);
+  void (*backward[3])(TileIn dy, TileIn x, TileOut dx, Activation act, int64_t rows, int64_t cols);
   void (*add[3])(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int64_t cols);
   /// weights, and then dweights, may be null.
-  void (*swiglu[3])(TileIn gate, TileIn up, const void* weights, TileOut y, int64_t rows, int64_t cols);
-  void (*swiglu_backward[3])(TileIn dy, TileIn gate, TileIn up, const void* weights, TileOut dgate, TileOut dup,
-                             void* dweights, int64_t rows, int64_t cols);
+  void (*gated[3])(TileIn gate, TileIn up, const void* weights, TileOut y, Activation act, int64_t rows, int64_t cols);
+  void (*gated_backward[3])(TileIn dy, TileIn gate, TileIn up, const void* weights, TileOut dgate, TileOut dup,
+                            void* dweights, Activation act, int64_t rows, int64_t cols);
   void (*sigmoid[2])(TileIn x, TileOut y, int64_t rows, int64_t cols);  // f64, f32
   void (*sigmoid_backward[3])(TileIn dy, TileIn y, TileOut dx, int64_t rows, int64_t cols);
   void (*soft_cap[2])(TileOut x, double cap, int64_t rows, int64_t cols);  // f64, f32

@@ -24,9 +24,8 @@ void own_pack(Exec& ex, const PackB& op, const GemmTable& table);
 template <typename T, typename C>
 GemmStore<T, C> store_of(const Gemm& op) {
   const Epilogue& e = op.epilogue;
-  const bool gelu = e.act == Activation::gelu;
   GemmStore<T, C> store{
-      .c = op.c.as<C>(), .ldc = op.c.ld(), .gelu = gelu, .gradient = gelu && e.gradient, .accumulate = op.accumulate};
+      .c = op.c.as<C>(), .ldc = op.c.ld(), .act = e.act, .gradient = e.gradient, .accumulate = op.accumulate};
   if (e.bias) store.bias = e.bias.as<T>();
   if (e.pre) store.pre = e.pre.as<C>(), store.ld_pre = e.pre.ld();
   if (e.residual) store.residual = e.residual.as<C>(), store.ld_residual = e.residual.ld();

@@ -30,6 +30,22 @@ template <typename C, typename V>
   }
 }
 
+/// Returns act(v) and act'(v); Near: for results in bf16 (math_bf16.h).
+template <bool Near, typename V>
+[[gnu::always_inline]] inline V activated(Activation, V v) {
+  if constexpr (Near)
+    return vgelu_near(v);
+  else
+    return vgelu(v);
+}
+template <bool Near, typename V>
+[[gnu::always_inline]] inline V slope_of(Activation, V v) {
+  if constexpr (Near)
+    return vgelu_grad_near(v);
+  else
+    return vgelu_grad(v);
+}
+
 enum class Ending { store, accumulate, epilogue };
 
 /// Near: activations of bf16 results are computed by math_bf16.h. All kernels of an instruction set with bf16 panels do
@@ -56,23 +72,12 @@ template <Ending Kind, bool Whole, bool Near, typename T, typename C>
   } else if constexpr (Kind == Ending::epilogue) {
     if (s.gradient) {
       const auto pre = get(static_cast<const C*>(s.pre) + row * s.ld_pre + col);
-      if constexpr (kNear) {
-        v *= vgelu_grad_near(pre);
-      } else {
-        v *= vgelu_grad(pre);
-      }
+      v *= slope_of<kNear>(s.act, pre);
     } else {
       if (s.bias != nullptr) v += get(s.bias + col);
       const auto sum = kNear ? without_subnormals_of<C>(v) : v;
       if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, sum);
-      if (s.gelu) {
-        v = as_stored<C, AccumulatorOf<T>>(sum);
-        if constexpr (kNear) {
-          v = vgelu_near(v);
-        } else {
-          v = vgelu(v);
-        }
-      }
+      if (s.act != Activation::none) v = activated<kNear>(s.act, as_stored<C, AccumulatorOf<T>>(sum));
     }
     if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
   }
@@ -101,7 +106,7 @@ void finish(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col, 
             const GemmStore<T, C>& s) {
   if (s.accumulate) {
     finish_as<Ending::accumulate, Near>(sums, ld, row, col, rows, cols, s);
-  } else if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu) {
+  } else if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && s.act == Activation::none) {
     finish_as<Ending::store, Near>(sums, ld, row, col, rows, cols, s);
   } else {
     finish_as<Ending::epilogue, Near>(sums, ld, row, col, rows, cols, s);

@@ -9,6 +9,7 @@
 
 #include "base/dtype.h"
 #include "device/kernel_sets.h"
+#include "ops/activation_kind.h"
 
 namespace trainer::ops {
 
@@ -22,7 +23,8 @@ struct GemmStore {
   int64_t ld_pre = 0;
   const C* residual = nullptr;
   int64_t ld_residual = 0;
-  bool gelu = false, gradient = false, accumulate = false;
+  Activation act = Activation::none;
+  bool gradient = false, accumulate = false;
   bool stream = false;  // write c and pre with non-temporal stores; only for whole lines and results larger than caches
 };
 

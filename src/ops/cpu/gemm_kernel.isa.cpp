@@ -51,7 +51,7 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
   constexpr int kWidth = kCols<P>;
   alignas(64) P widened[std::is_same_v<B, P> ? 1 : kBlockK / kShare<P> * kWidth];
   P* sums = g.sums;
-  const bool bare = s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu;
+  const bool bare = s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && s.act == Activation::none;
   for (int64_t j = 0; j < g.cols; j += kWidth) {
     const B* kept = static_cast<const B*>(g.b) + j / kWidth * g.b_stride;
     const P* b;

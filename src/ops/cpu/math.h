@@ -74,24 +74,25 @@ template <typename T>
   return x / (T(1) + exp_impl<T>(x * slope));
 }
 
-/// sigmoid(y) and sigmoid'(y) = s·(1 − s), computed from exp(−|y|) for full relative accuracy.
+/// A function's value and its derivative.
 template <typename T>
-struct Sigmoid {
+struct WithSlope {
   Vec<T> value, slope;
 };
+/// sigmoid(y) and sigmoid'(y) = s·(1 − s), computed from exp(−|y|) for full relative accuracy.
 template <typename T>
-[[gnu::always_inline]] inline Sigmoid<T> sigmoid_with_slope(Vec<T> y) {
+[[gnu::always_inline]] inline WithSlope<T> sigmoid_with_slope(Vec<T> y) {
   const Vec<T> e = exp_impl<T>(-abs_impl<T>(y)), inverse = T(1) / (T(1) + e), small = e * inverse;
   return {y < Vec<T>{} ? small : inverse, small * inverse};
 }
 template <typename T>
-[[gnu::always_inline]] inline Vec<T> gelu_grad_impl(Vec<T> x) {
+[[gnu::always_inline]] inline WithSlope<T> gelu_with_slope(Vec<T> x) {
   // d/dx x·s(2u) = s + x·s'·2u'. Beyond 16 (f64: 64) s' is 0; the bound keeps x² finite.
   const T bound = sizeof(T) == 4 ? T(16) : T(64);
-  x = vmax(splat<T>(-bound), vmin(splat<T>(bound), x));
-  const Vec<T> square = x * x, linear = splat<T>(static_cast<T>(kGeluLinear));
-  const Sigmoid<T> s = sigmoid_with_slope<T>(x * fmadd(square, splat<T>(static_cast<T>(kGeluCubic)), linear));
-  return fmadd(x * s.slope, fmadd(square, splat<T>(static_cast<T>(3 * kGeluCubic)), linear), s.value);
+  const Vec<T> near = vmax(splat<T>(-bound), vmin(splat<T>(bound), x));
+  const Vec<T> square = near * near, linear = splat<T>(static_cast<T>(kGeluLinear));
+  const WithSlope<T> s = sigmoid_with_slope<T>(near * fmadd(square, splat<T>(static_cast<T>(kGeluCubic)), linear));
+  return {x * s.value, fmadd(near * s.slope, fmadd(square, splat<T>(static_cast<T>(3 * kGeluCubic)), linear), s.value)};
 }
 
 // Function templates cannot deduce T from Vec<T>, so the functions that kernels call are overloads.
@@ -102,8 +103,8 @@ template <typename T>
 /// The tanh form of gelu, and its derivative.
 [[gnu::always_inline]] inline Vec<float> vgelu(Vec<float> x) { return gelu_impl<float>(x); }
 [[gnu::always_inline]] inline Vec<double> vgelu(Vec<double> x) { return gelu_impl<double>(x); }
-[[gnu::always_inline]] inline Vec<float> vgelu_grad(Vec<float> x) { return gelu_grad_impl<float>(x); }
-[[gnu::always_inline]] inline Vec<double> vgelu_grad(Vec<double> x) { return gelu_grad_impl<double>(x); }
+[[gnu::always_inline]] inline Vec<float> vgelu_grad(Vec<float> x) { return gelu_with_slope<float>(x).slope; }
+[[gnu::always_inline]] inline Vec<double> vgelu_grad(Vec<double> x) { return gelu_with_slope<double>(x).slope; }
 
 }  // namespace
 }  // namespace trainer::ops::TRAINER_ISA

@@ -26,14 +26,16 @@ template <Ending Kind, int64_t Width>
       const bf16* const residual = s.residual == nullptr ? nullptr : s.residual + row * s.ld_residual + col + j;
       bf16* const pre = s.pre == nullptr ? nullptr : s.pre + row * s.ld_pre + col + j;
       if (s.gradient) {
-        x *= vgelu_grad_near(load(pre));
-        y *= vgelu_grad_near(load(pre + kLanesHere));
+        x *= slope_of<true>(s.act, load(pre));
+        y *= slope_of<true>(s.act, load(pre + kLanesHere));
       } else {
         if (s.bias != nullptr) x += load(s.bias + col + j), y += load(s.bias + col + j + kLanesHere);
         const Halves rounded = round_halves(x, y);
         if (pre != nullptr) put(pre, rounded);
-        if (s.gelu) {  // applied to the rounded sum, as stored in `pre`; even and odd elements separately
-          Vec<float> even = vgelu_near(even_elements(rounded)), odd = vgelu_near(odd_elements(rounded));
+        // Applied to the rounded sum, as stored in `pre`; even and odd elements separately.
+        if (s.act != Activation::none) {
+          Vec<float> even = activated<true>(s.act, even_elements(rounded)),
+                     odd = activated<true>(s.act, odd_elements(rounded));
           if (residual != nullptr) {
             const Halves added = load_halves(residual);
             even += even_elements(added), odd += odd_elements(added);
@@ -83,7 +85,7 @@ template <typename C, typename F>
 void with_ending(const GemmStore<bf16, C>& s, F fn) {
   if constexpr (std::is_same_v<C, float>)
     if (s.accumulate) return fn(std::integral_constant<Ending, Ending::accumulate>());
-  if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu)
+  if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && s.act == Activation::none)
     return fn(std::integral_constant<Ending, Ending::store>());
   fn(std::integral_constant<Ending, Ending::epilogue>());
 }

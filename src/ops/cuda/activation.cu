@@ -16,19 +16,21 @@ __device__ inline float as_stored(float v) {
 
 template <typename T>
 struct ActivationFormula {
-  bool has_bias, gelu_of;
+  bool has_bias;
+  Activation act;
   __device__ void operator()(float (&x)[4]) const {
     auto& [in, bias, pre, y] = x;
     pre = has_bias ? in + bias : in;
-    y = gelu_of ? gelu<T>(as_stored<T>(pre)) : pre;
+    y = act == Activation::none ? pre : activated<T>(act, as_stored<T>(pre));
   }
 };
 
 template <typename T>
-struct GeluBackwardFormula {
+struct BackwardFormula {
+  Activation act;
   __device__ void operator()(float (&x)[3]) const {
     auto& [dy, pre, dx] = x;
-    dx = dy * gelu_gradient<T>(pre);
+    dx = dy * slope_of<T>(act, pre);
   }
 };
 
@@ -40,27 +42,49 @@ struct AddFormula {
   }
 };
 
-template <typename T>
-struct SwigluFormula {
+struct SiluGate {
+  template <typename T>
+  static __device__ float value(float x) {
+    return silu<T>(x);
+  }
+  template <typename T>
+  static __device__ WithSlope with_slope(float x) {
+    const WithSlope s = sigmoid_with_slope<T>(x);
+    return {x * s.value, fmaf(x, s.slope, s.value)};
+  }
+};
+struct GeluGate {
+  template <typename T>
+  static __device__ float value(float x) {
+    return gelu<T>(x);
+  }
+  template <typename T>
+  static __device__ WithSlope with_slope(float x) {
+    return gelu_with_slope<T>(x);
+  }
+};
+
+template <typename F, typename T>
+struct GatedFormula {
   __device__ void operator()(float (&x)[3]) const {
     auto& [gate, up, y] = x;
-    y = silu<T>(gate) * up;
+    y = F::template value<T>(gate) * up;
   }
 };
 
-template <typename T>
-struct SwigluBackwardFormula {
+template <typename F, typename T>
+struct GatedBackwardFormula {
   __device__ void operator()(float (&x)[5]) const {
     auto& [dy, gate, up, dgate, dup] = x;
-    const Sigmoid s = sigmoid_with_slope<T>(gate);
-    dgate = dy * up * fmaf(gate, s.slope, s.value);
-    dup = dy * (gate * s.value);
+    const WithSlope f = F::template with_slope<T>(gate);
+    dgate = dy * up * f.slope;
+    dup = dy * f.value;
   }
 };
 
-/// SwiGLU times a weight of the row.
-template <typename T>
-struct WeightedSwigluBody {
+/// A gated unit times a weight of the row.
+template <typename F, typename T>
+struct WeightedGatedBody {
   Rows<const T> gate, up;
   const float* weights;
   Rows<T> y;
@@ -77,12 +101,12 @@ struct WeightedSwigluBody {
   template <int V>
   __device__ void store(Values<V>& v, const Piece& at) const {
 #pragma unroll
-    for (int i = 0; i < V; ++i) v.gate[i] = silu<T>(v.gate[i]) * v.up[i] * v.weight;
+    for (int i = 0; i < V; ++i) v.gate[i] = F::template value<T>(v.gate[i]) * v.up[i] * v.weight;
     put(y.at(at.r, at.c), at.n, v.gate);
   }
 };
 
-/// The operands of SwigluBackward with weights; a block computes a row.
+/// The operands of GatedBackward with weights; a block computes a row.
 template <typename T>
 struct WeightedRows {
   Rows<const T> dy, gate, up;
@@ -92,7 +116,7 @@ struct WeightedRows {
   int64_t cols;
 };
 constexpr int kWeightedWarps = 4;
-template <typename T, int V>
+template <typename F, typename T, int V>
 __global__ void __launch_bounds__(kWeightedWarps* kWarp) weighted_backward_kernel(WeightedRows<T> op) {
   __shared__ float shared[kWeightedWarps];
   const int64_t r = blockIdx.x;
@@ -106,11 +130,11 @@ __global__ void __launch_bounds__(kWeightedWarps* kWarp) weighted_backward_kerne
     get(op.up.at(r, c), n, up);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const Sigmoid s = sigmoid_with_slope<T>(gate[i]);
-      const float value = gate[i] * s.value, dy = t[i] * weight;
-      sum += t[i] * (value * up[i]);
-      gate[i] = dy * up[i] * fmaf(gate[i], s.slope, s.value);
-      up[i] = dy * value;
+      const WithSlope f = F::template with_slope<T>(gate[i]);
+      const float dy = t[i] * weight;
+      sum += t[i] * (f.value * up[i]);
+      gate[i] = dy * up[i] * f.slope;
+      up[i] = dy * f.value;
     }
     put(op.dgate.at(r, c), n, gate);
     put(op.dup.at(r, c), n, up);
@@ -134,8 +158,8 @@ struct SoftCapFormula {
   }
 };
 
-template <typename T>
-void weighted_backward(Exec& ex, const SwigluBackward& op) {
+template <typename F, typename T>
+void weighted_backward(Exec& ex, const GatedBackward& op) {
   const int64_t rows = op.gate.rows();
   if (rows == 0) return;
   const WeightedRows<T> operands{rows_in<T>(op.dy),       rows_in<T>(op.gate),  rows_in<T>(op.up),
@@ -145,7 +169,16 @@ void weighted_backward(Exec& ex, const SwigluBackward& op) {
   constexpr int kWide = wide_of<T>();
   const bool wide = aligned_rows({op.dy, op.gate, op.up, op.dgate, op.dup}, rows, kWide);
   device::cuda::launch(device::cuda::stream_of(ex.device), grid,
-                       wide ? weighted_backward_kernel<T, kWide> : weighted_backward_kernel<T, 1>, operands);
+                       wide ? weighted_backward_kernel<F, T, kWide> : weighted_backward_kernel<F, T, 1>, operands);
+}
+
+/// Calls fn with the function and the compute type of a gated operator.
+template <typename Op, typename F>
+void for_gated(Exec& ex, const Op& op, F fn) {
+  for_compute_type(op.gate.dtype, "gate", [&]<typename T>(T type) {
+    if (ex.device.dry()) return;
+    op.act == Activation::silu ? fn(SiluGate(), type) : fn(GeluGate(), type);
+  });
 }
 
 }  // namespace
@@ -153,15 +186,15 @@ void weighted_backward(Exec& ex, const SwigluBackward& op) {
 void run(Exec& ex, const BiasActivation& op) {
   for_compute_type(op.x.dtype, "activation x", [&]<typename T>(T) {
     if (ex.device.dry()) return;
-    map_elements<wide_of<T>()>(ex, ActivationFormula<T>{bool(op.bias), op.act == Activation::gelu}, In<T>{op.x},
-                               In<T>{op.bias, true}, Out<T>{op.pre}, Out<T>{op.y});
+    map_elements<wide_of<T>()>(ex, ActivationFormula<T>{bool(op.bias), op.act}, In<T>{op.x}, In<T>{op.bias, true},
+                               Out<T>{op.pre}, Out<T>{op.y});
   });
 }
 
-void run(Exec& ex, const GeluBackward& op) {
-  for_compute_type(op.x.dtype, "gelu x", [&]<typename T>(T) {
+void run(Exec& ex, const ActivationBackward& op) {
+  for_compute_type(op.x.dtype, "activation x", [&]<typename T>(T) {
     if (ex.device.dry()) return;
-    map_elements<wide_of<T>()>(ex, GeluBackwardFormula<T>{}, In<T>{op.dy}, In<T>{op.x}, Out<T>{op.dx});
+    map_elements<wide_of<T>()>(ex, BackwardFormula<T>{op.act}, In<T>{op.dy}, In<T>{op.x}, Out<T>{op.dx});
   });
 }
 
@@ -185,22 +218,20 @@ void run(Exec& ex, const SoftCap& op) {
                                  InOut<float>{op.x});
 }
 
-void run(Exec& ex, const SwigluForward& op) {
-  for_compute_type(op.gate.dtype, "swiglu gate", [&]<typename T>(T) {
-    if (ex.device.dry()) return;
+void run(Exec& ex, const GatedForward& op) {
+  for_gated(ex, op, [&]<typename F, typename T>(F, T) {
     if (op.weights)
       return map<wide_of<T>()>(
-          ex, WeightedSwigluBody<T>{rows_in<T>(op.gate), rows_in<T>(op.up), op.weights.as<float>(), rows_of<T>(op.y)},
+          ex, WeightedGatedBody<F, T>{rows_in<T>(op.gate), rows_in<T>(op.up), op.weights.as<float>(), rows_of<T>(op.y)},
           op.gate.rows(), op.gate.cols(), {op.gate, op.up, op.y}, /*joins=*/false);
-    map_elements<wide_of<T>()>(ex, SwigluFormula<T>{}, In<T>{op.gate}, In<T>{op.up}, Out<T>{op.y});
+    map_elements<wide_of<T>()>(ex, GatedFormula<F, T>{}, In<T>{op.gate}, In<T>{op.up}, Out<T>{op.y});
   });
 }
 
-void run(Exec& ex, const SwigluBackward& op) {
-  for_compute_type(op.gate.dtype, "swiglu gate", [&]<typename T>(T) {
-    if (ex.device.dry()) return;
-    if (op.weights) return weighted_backward<T>(ex, op);
-    map_elements<wide_of<T>()>(ex, SwigluBackwardFormula<T>{}, In<T>{op.dy}, In<T>{op.gate}, In<T>{op.up},
+void run(Exec& ex, const GatedBackward& op) {
+  for_gated(ex, op, [&]<typename F, typename T>(F, T) {
+    if (op.weights) return weighted_backward<F, T>(ex, op);
+    map_elements<wide_of<T>()>(ex, GatedBackwardFormula<F, T>{}, In<T>{op.dy}, In<T>{op.gate}, In<T>{op.up},
                                Out<T>{op.dgate}, Out<T>{op.dup});
   });
 }

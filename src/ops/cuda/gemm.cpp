@@ -28,10 +28,10 @@ struct Direct {
 /// The result depends only on shapes and dtypes; fits() checks that the library supports the addresses.
 std::optional<Direct> direct(const Gemm& op) {
   const Epilogue& e = op.epilogue;
-  const bool gelu = e.act == Activation::gelu;
+  const bool activates = e.act != Activation::none;
   Direct way{{op.a, op.b, op.c, op.c, op.trans_a, op.trans_b, op.accumulate ? 1.0f : 0.0f, {}, {}}, {}, {}};
   LtProduct& product = way.product;
-  if (gelu ? static_cast<bool>(e.residual) : static_cast<bool>(e.pre)) return {};
+  if (activates ? static_cast<bool>(e.residual) : static_cast<bool>(e.pre)) return {};
   if (e.gradient) {
     if (op.c.dtype == DType::f32) {
       way.sums = op.c;
@@ -50,7 +50,7 @@ std::optional<Direct> direct(const Gemm& op) {
     product.c = e.residual;
     product.beta = 1;
   }
-  if (gelu) {  // applied to rounded sums: the library would use unrounded sums, which recomputation does not have
+  if (activates) {  // applied to rounded sums: the library would use unrounded sums, which recomputation does not have
     product.d = product.c = e.pre ? e.pre : op.c;
     way.sums = product.d;
     way.rest.act = e.act;

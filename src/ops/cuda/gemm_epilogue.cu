@@ -15,7 +15,8 @@ struct FinishBody {
   Rows<C> pre;
   Rows<const C> residual;
   Rows<C> c;
-  bool gelu_of, gradient;
+  Activation act;
+  bool gradient;
 
   template <int V>
   struct Values {
@@ -33,7 +34,7 @@ struct FinishBody {
   __device__ void store(Values<V>& v, const Piece& at) const {
     if (gradient) {
 #pragma unroll
-      for (int i = 0; i < V; ++i) v.sum[i] *= gelu_gradient<C>(v.pre[i]);
+      for (int i = 0; i < V; ++i) v.sum[i] *= slope_of<C>(act, v.pre[i]);
     } else {
       if (bias.data != nullptr) {
         get(bias.at(0, at.c), at.n, v.pre);
@@ -41,9 +42,9 @@ struct FinishBody {
         for (int i = 0; i < V; ++i) v.sum[i] += v.pre[i];
       }
       if (pre.data != nullptr) put(pre.at(at.r, at.c), at.n, v.sum);
-      if (gelu_of) {
+      if (act != Activation::none) {
 #pragma unroll
-        for (int i = 0; i < V; ++i) v.sum[i] = gelu<C>(as_stored(v.sum[i]));
+        for (int i = 0; i < V; ++i) v.sum[i] = activated<C>(act, as_stored(v.sum[i]));
       }
     }
     if (residual.data != nullptr) {
@@ -61,8 +62,9 @@ struct FinishBody {
 
 template <typename S, typename B, typename C>
 void finish(Exec& ex, const Tensor& sums, const Epilogue& e, const Tensor& c) {
-  const FinishBody<S, B, C> body{rows_in<S>(sums), rows_in<B>(e.bias),        rows_of<C>(e.pre), rows_in<C>(e.residual),
-                                 rows_of<C>(c),    e.act == Activation::gelu, e.gradient};
+  const FinishBody<S, B, C> body{
+      rows_in<S>(sums), rows_in<B>(e.bias), rows_of<C>(e.pre), rows_in<C>(e.residual), rows_of<C>(c), e.act,
+      e.gradient};
   map<wide_of<C>()>(ex, body, c.rows(), c.cols(), {sums, e.bias, e.pre, e.residual, c}, !e.bias);
 }
 
@@ -70,7 +72,7 @@ void finish(Exec& ex, const Tensor& sums, const Epilogue& e, const Tensor& c) {
 
 void finish_product(Exec& ex, const Tensor& sums, const Epilogue& e, const Tensor& c) {
   // The activation on its own, as in every block's forward pass, takes half of the registers of what follows.
-  if (sums && sums.dtype == c.dtype && e.act == Activation::gelu && !e.gradient && !e.bias && !e.pre && !e.residual)
+  if (sums && sums.dtype == c.dtype && e.act != Activation::none && !e.gradient && !e.bias && !e.pre && !e.residual)
     return cuda::run(ex, BiasActivation{.x = sums, .bias = {}, .pre = {}, .y = c, .act = e.act});
   if (c.dtype == DType::bf16) {
     sums&& sums.dtype == DType::bf16 ? finish<bf16, bf16, bf16>(ex, sums, e, c)

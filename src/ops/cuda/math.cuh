@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "base/dtype.h"
+#include "ops/activation_kind.h"
 #include "ops/cuda/warp.cuh"
 
 namespace trainer::ops::cuda {
@@ -24,12 +25,13 @@ __device__ inline float silu(float x) {
   return quotient_for<T>(x, 1.0f + exp_for<T>(-x));
 }
 
-/// sigmoid(y) and its derivative s·(1 − s), computed from exp(−|y|) for full relative accuracy.
-struct Sigmoid {
+/// A function's value and its derivative.
+struct WithSlope {
   float value, slope;
 };
+/// sigmoid(y) and its derivative s·(1 − s), computed from exp(−|y|) for full relative accuracy.
 template <typename T>
-__device__ inline Sigmoid sigmoid_with_slope(float y) {
+__device__ inline WithSlope sigmoid_with_slope(float y) {
   const float e = exp_for<T>(-fabsf(y)), inverse = quotient_for<T>(1.0f, 1.0f + e), small = e * inverse;
   return {y < 0 ? small : inverse, small * inverse};
 }
@@ -43,12 +45,21 @@ __device__ inline float gelu(float x) {
   return quotient_for<T>(x, 1.0f + exp_for<T>(x * fmaf(x * x, -kGeluCubic, -kGeluLinear)));
 }
 template <typename T>
-__device__ inline float gelu_gradient(float x) {
+__device__ inline WithSlope gelu_with_slope(float x) {
   // d/dx x·s(2u) = s + x·s'·2u'. Beyond 16, s' is 0. The bound keeps x² finite, and comparisons keep a NaN.
-  x = x > 16.0f ? 16.0f : x < -16.0f ? -16.0f : x;
-  const float square = x * x;
-  const Sigmoid s = sigmoid_with_slope<T>(x * fmaf(square, kGeluCubic, kGeluLinear));
-  return fmaf(x * s.slope, fmaf(square, 3 * kGeluCubic, kGeluLinear), s.value);
+  const float near = x > 16.0f ? 16.0f : x < -16.0f ? -16.0f : x, square = near * near;
+  const WithSlope s = sigmoid_with_slope<T>(near * fmaf(square, kGeluCubic, kGeluLinear));
+  return {x * s.value, fmaf(near * s.slope, fmaf(square, 3 * kGeluCubic, kGeluLinear), s.value)};
+}
+
+/// Return act(x) and act'(x), except of none and silu.
+template <typename T>
+__device__ inline float activated(Activation, float x) {
+  return gelu<T>(x);
+}
+template <typename T>
+__device__ inline float slope_of(Activation, float x) {
+  return gelu_with_slope<T>(x).slope;
 }
 
 }  // namespace trainer::ops::cuda

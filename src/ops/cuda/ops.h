@@ -29,7 +29,7 @@ namespace trainer::ops::cuda {
   X(Gemm) X(AttentionForward) X(AttentionBackward) X(MergeAttention) \
   X(NormForward) X(NormApply) X(NormBackward) \
   X(NormMoments) X(NormMerge) X(SplitNormSums) X(SplitNormBackward) \
-  X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) \
+  X(BiasActivation) X(ActivationBackward) X(Add) X(GatedForward) X(GatedBackward) \
   X(ops::Sigmoid) X(SigmoidBackward) X(SoftCap) \
   X(Route) X(SortRows) X(GatherRows) X(CombineRows) X(RouteBackward) X(GroupedGemm) X(GroupedWeightGradient) \
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \

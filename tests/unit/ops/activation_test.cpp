@@ -19,6 +19,13 @@ V silu(V x) {
   return x / (1.0 + exp(-x));
 }
 
+template <typename V>
+V apply(Activation act, V x) {
+  return act == Activation::silu ? silu(x) : act == Activation::gelu ? gelu(x) : x;
+}
+/// Returns act'(x) by the complex step.
+double slope_at(Activation act, double x) { return apply(act, std::complex<double>(x, 1e-40)).imag() / 1e-40; }
+
 struct Case {
   int64_t rows, cols, gap;
 };
@@ -59,7 +66,7 @@ TYPED_TEST(Activations, BiasAndActivationMatchTheFormula) {
                 const double sum = x.at(i) + (biased ? bias.at(i % c.cols) : 0);
                 expect_close<T>(out[0].at(i), sum, 1, std::abs(sum), "pre");
                 // Computed from the stored value, so that the backward pass can recompute it.
-                const double kept = out[0].at(i), want = act == Activation::gelu ? gelu(kept) : kept;
+                const double kept = out[0].at(i), want = apply(act, kept);
                 expect_close<T>(out[1].at(i), want, 4, std::max(1.0, std::abs(kept)), format("act({})", kept));
               }
             });
@@ -76,8 +83,8 @@ TYPED_TEST(Activations, GeluBackwardMatchesTheComplexStep) {
     on_every_device(
         [&](TestExec& ex) {
           TestTensor d = dy, in = x, dx({c.rows, c.cols}, this->kType, c.gap), in_place = dy;
-          run(ex, GeluBackward{d, in, dx});
-          run(ex, GeluBackward{in_place, in, in_place});
+          run(ex, ActivationBackward{d, in, dx, Activation::gelu});
+          run(ex, ActivationBackward{in_place, in, in_place, Activation::gelu});
           for (int64_t i = 0; i < x.count(); ++i) EXPECT_EQ(in_place.at(i), dx.at(i));
           return std::vector<TestTensor>{dx};
         },
@@ -142,18 +149,27 @@ TYPED_TEST(Activations, AgreesWithTheEpilogueOfAProductInEveryBit) {
         Gemm gradient{.a = in, .b = unit, .c = dx};
         gradient.epilogue = {.act = Activation::gelu, .pre = input, .gradient = true};
         run(ex, gradient);
-        run(ex, GeluBackward{in, input, dx2});
+        run(ex, ActivationBackward{in, input, dx2, Activation::gelu});
         EXPECT_TRUE(dx.memory() == dx2.memory());
         return std::vector<TestTensor>{y, dx};
       },
       [](const std::vector<TestTensor>&) {});
 }
 
-TYPED_TEST(Activations, SwigluForwardAndBackwardMatchTheComplexStep) {
+struct GatedCase : Case {
+  Activation act;
+};
+std::vector<GatedCase> gated_cases() {
+  std::vector<GatedCase> all;
+  for (const Case& c : cases())
+    for (const Activation act : {Activation::silu, Activation::gelu}) all.push_back({c, act});
+  return all;
+}
+
+TYPED_TEST(Activations, GatedUnitsMatchTheComplexStep) {
   using T = TypeParam;
-  const double h = 1e-40;
-  for (const Case& c : cases()) {
-    SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
+  for (const GatedCase& c : gated_cases()) {
+    SCOPED_TRACE(format("[{}, {}] gap {}, activation {}", c.rows, c.cols, c.gap, static_cast<int>(c.act)));
     Normal draw(22, 0, 2);
     TestTensor dy = TestTensor({c.rows, c.cols}, this->kType).fill(draw);
     TestTensor both =
@@ -162,31 +178,29 @@ TYPED_TEST(Activations, SwigluForwardAndBackwardMatchTheComplexStep) {
         [&](TestExec& ex) {
           TestTensor y({c.rows, c.cols}, this->kType), gradient = both;
           const Tensor gate = gradient.tensor().col_range(0, c.cols), up = gradient.tensor().col_range(c.cols, c.cols);
-          run(ex, SwigluForward{gate, up, y});
-          run(ex, SwigluBackward{dy, gate, up, gate, up});
+          run(ex, GatedForward{gate, up, y, {}, c.act});
+          run(ex, GatedBackward{dy, gate, up, gate, up, {}, {}, c.act});
           return std::vector<TestTensor>{y, gradient};
         },
         [&](const std::vector<TestTensor>& out) {
           for (int64_t r = 0; r < c.rows; ++r)
             for (int64_t i = 0; i < c.cols; ++i) {
               const double g = both.at(r, i), u = both.at(r, c.cols + i), d = dy.at(r, i);
-              const double slope = silu(std::complex<double>(g, h)).imag() / h,
-                           scale = 1 + std::abs(d) * (1 + std::abs(g * u));
-              expect_close<T>(out[0].at(r, i), silu(g) * u, 8, 1 + std::abs(g * u), "y");
+              const double slope = slope_at(c.act, g), scale = 1 + std::abs(d) * (1 + std::abs(g * u));
+              expect_close<T>(out[0].at(r, i), apply(c.act, g) * u, 8, 1 + std::abs(g * u), "y");
               expect_close<T>(out[1].at(r, i), d * u * slope, 8, scale, "dgate");
-              expect_close<T>(out[1].at(r, c.cols + i), d * silu(g), 8, scale, "dup");
+              expect_close<T>(out[1].at(r, c.cols + i), d * apply(c.act, g), 8, scale, "dup");
             }
         });
   }
 }
 
-// z = w·silu(g)·u: the gradient of z reaches g, u and w.
-TYPED_TEST(Activations, WeightedSwigluMatchesTheComplexStep) {
+// z = w·act(g)·u: the gradient of z reaches g, u and w.
+TYPED_TEST(Activations, WeightedGatedUnitsMatchTheComplexStep) {
   using T = TypeParam;
   using A = AccumulatorOf<T>;
-  const double h = 1e-40;
-  for (const Case& c : cases()) {
-    SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
+  for (const GatedCase& c : gated_cases()) {
+    SCOPED_TRACE(format("[{}, {}] gap {}, activation {}", c.rows, c.cols, c.gap, static_cast<int>(c.act)));
     Normal draw(23, 0, 2);
     TestTensor dy = TestTensor({c.rows, c.cols}, this->kType).fill(draw);
     TestTensor both = TestTensor({c.rows, 2 * c.cols}, this->kType, c.gap).fill(draw);
@@ -195,8 +209,8 @@ TYPED_TEST(Activations, WeightedSwigluMatchesTheComplexStep) {
         [&](TestExec& ex) {
           TestTensor y({c.rows, c.cols}, this->kType), gradient = both, dweights({c.rows}, DTypeOf<A>::value);
           const Tensor gate = gradient.tensor().col_range(0, c.cols), up = gradient.tensor().col_range(c.cols, c.cols);
-          run(ex, SwigluForward{gate, up, y, weights});
-          run(ex, SwigluBackward{dy, gate, up, gate, up, weights, dweights});
+          run(ex, GatedForward{gate, up, y, weights, c.act});
+          run(ex, GatedBackward{dy, gate, up, gate, up, weights, dweights, c.act});
           return std::vector<TestTensor>{y, gradient, dweights};
         },
         [&](const std::vector<TestTensor>& out) {
@@ -205,12 +219,13 @@ TYPED_TEST(Activations, WeightedSwigluMatchesTheComplexStep) {
             double sum = 0, size = 0;
             for (int64_t i = 0; i < c.cols; ++i) {
               const double g = both.at(r, i), u = both.at(r, c.cols + i), d = dy.at(r, i);
-              const double slope = silu(std::complex<double>(g, h)).imag() / h,
+              const double slope = slope_at(c.act, g),
                            scale = (1 + std::abs(d) * (1 + std::abs(g * u))) * (1 + std::abs(w));
-              expect_close<T>(out[0].at(r, i), w * silu(g) * u, 8, (1 + std::abs(w)) * (1 + std::abs(g * u)), "y");
+              expect_close<T>(out[0].at(r, i), w * apply(c.act, g) * u, 8, (1 + std::abs(w)) * (1 + std::abs(g * u)),
+                              "y");
               expect_close<T>(out[1].at(r, i), w * d * u * slope, 8, scale, "dgate");
-              expect_close<T>(out[1].at(r, c.cols + i), w * d * silu(g), 8, scale, "dup");
-              sum += d * silu(g) * u, size += std::abs(d) * (1 + std::abs(g * u));
+              expect_close<T>(out[1].at(r, c.cols + i), w * d * apply(c.act, g), 8, scale, "dup");
+              sum += d * apply(c.act, g) * u, size += std::abs(d) * (1 + std::abs(g * u));
             }
             expect_close<A>(out[2].at(r), sum, static_cast<double>(8 + c.cols), size, "dweight");
           }

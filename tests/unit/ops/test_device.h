@@ -91,11 +91,11 @@ inline Operands operands(SplitNormBackward& o) {
   return {&o.dy, &o.x, &o.gain, &o.mean, &o.rstd, &o.sums, &o.residual, &o.dx, &o.dgain, &o.dbias};
 }
 inline Operands operands(BiasActivation& o) { return {&o.x, &o.bias, &o.pre, &o.y}; }
-inline Operands operands(GeluBackward& o) { return {&o.dy, &o.x, &o.dx}; }
+inline Operands operands(ActivationBackward& o) { return {&o.dy, &o.x, &o.dx}; }
 inline Operands operands(Add& o) { return {&o.x, &o.other, &o.y, &o.bias}; }
 inline Operands operands(SoftCap& o) { return {&o.x}; }
-inline Operands operands(SwigluForward& o) { return {&o.gate, &o.up, &o.y, &o.weights}; }
-inline Operands operands(SwigluBackward& o) {
+inline Operands operands(GatedForward& o) { return {&o.gate, &o.up, &o.y, &o.weights}; }
+inline Operands operands(GatedBackward& o) {
   return {&o.dy, &o.gate, &o.up, &o.dgate, &o.dup, &o.weights, &o.dweights};
 }
 inline Operands operands(Sigmoid& o) { return {&o.x, &o.y}; }
