@@ -52,8 +52,8 @@ void write_tensor(const MappedTensor& tensor, FloatType type, TensorSource& sour
     const std::span<const float> chunk = values.subspan(at, std::min<size_t>(kChunk, values.size() - at));
     buffer.resize(chunk.size() * static_cast<size_t>(size_of(type)));
     if (const size_t lost = from_float(chunk, type, buffer); lost < chunk.size())
-      source.refuse(tensor.parts.front(), format("a weight of {} is too large for {}; use --dtype bf16 or fp32",
-                                                 chunk[lost], torch_name(type)));
+      source.refuse(tensor.parts.front().name, format("a weight of {} is too large for {}; use --dtype bf16 or fp32",
+                                                      chunk[lost], torch_name(type)));
     writer.write(buffer);
   }
 }

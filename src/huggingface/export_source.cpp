@@ -19,13 +19,15 @@ TensorSource::TensorSource(const checkpoint::Reader& reader)
 void TensorSource::require_parts(const std::vector<MappedTensor>& all) const {
   std::set<std::string> expected;
   for (const MappedTensor& tensor : all) {
-    for (const std::string& part : tensor.parts) {
+    for (size_t i = 0; i < tensor.parts.size(); ++i) {
+      const std::string& part = tensor.parts[i].name;
+      const Shape shape = tensor.part_shape(i);
       expected.insert(part);
       const auto found = stored_.find(part);
       if (found == stored_.end()) refuse(part, "missing from the checkpoint");
       const checkpoint::StoredTensor& stored = *found->second;
-      if (stored.shape != tensor.part_shape())
-        refuse(part, format("{}, but its model needs {}", to_string(stored.shape), to_string(tensor.part_shape())));
+      if (stored.shape != shape)
+        refuse(part, format("{}, but its model needs {}", to_string(stored.shape), to_string(shape)));
       if ((stored.dtype != DType::f32 && stored.dtype != DType::f64) || stored.dtype != stored_.begin()->second->dtype)
         refuse(part, format("elements of type {}, expected fp32 or fp64 for all weights", name_of(stored.dtype)));
     }
@@ -38,7 +40,7 @@ std::span<const float> TensorSource::read(const MappedTensor& tensor) {
   const auto count = static_cast<size_t>(tensor.shape.count());
   values_.assign(count, 0.0f);
   for (size_t i = 0; i < tensor.parts.size(); ++i) {
-    const checkpoint::StoredTensor& stored = *stored_.at(tensor.parts[i]);
+    const checkpoint::StoredTensor& stored = *stored_.at(tensor.parts[i].name);
     void* memory = values_.data();
     if (stored.dtype == DType::f64) {
       wide_.resize(count);

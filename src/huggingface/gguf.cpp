@@ -242,7 +242,7 @@ Exported export_gguf(const fs::path& path, const fs::path& output, const GgufOpt
           const std::span<const float> chunk = values.subspan(at, std::min(kGgufChunk, values.size() - at));
           if (const size_t lost = gguf_convert(chunk, item.tensor.type, bytes); lost < chunk.size())
             source.weights.refuse(
-                each->parts.front(),
+                each->parts.front().name,
                 format("a weight of {} is too large for this type; use --dtype bf16 or fp32", chunk[lost]));
           writer.write(bytes);
         }

@@ -1,7 +1,6 @@
 #include "huggingface/import.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <set>
@@ -42,7 +41,7 @@ class TensorReader {
     WeightFiles::Place place = files_.find(tensor.name);
     if (place.file == nullptr && tensor.name.starts_with(prefix_))
       place = files_.find(tensor.name.substr(prefix_.size()));
-    if (place.file == nullptr && tied_ && std::ranges::equal(tensor.parts, std::array{kTable}))
+    if (place.file == nullptr && tied_ && !tensor.parts.empty() && tensor.parts.front().name == kTable)
       place = files_.find(kHead);
     return place;
   }
@@ -135,7 +134,7 @@ void write_tensors(checkpoint::ShardWriter& shard, const std::vector<MappedTenso
     finite = finite && std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
     const Tensor local{reinterpret_cast<std::byte*>(values.data()), {tensor.shape.count()}, DType::f32};
     for (size_t i = 0; i < tensor.parts.size(); ++i) {
-      shard.add({tensor.parts[i], tensor.part_shape(), local, tensor.runs(i)});
+      shard.add({tensor.parts[i].name, tensor.part_shape(i), local, tensor.runs(i)});
       if (tensor.slice <= 0) ++done.tensors;
     }
     done.parameters += tensor.shape.count();

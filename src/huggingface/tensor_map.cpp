@@ -60,12 +60,12 @@ class Collector {
       : model_(model), form_(static_cast<size_t>(form_of(model))), gpt2_(form_of(model) == FileForm::gpt2) {}
 
   void table(const char* name, int64_t rows, const std::string& ours, bool has_prefix = true) {
-    add(named(name), ".weight", {.shape = {rows, model_.d_model}, .parts = {ours}}, has_prefix);
+    add(named(name), ".weight", {.shape = {rows, model_.d_model}, .parts = {{ours, model_.d_model}}}, has_prefix);
   }
   void norm(const char* ours, bool after = false) {
     const Names& names = after ? named(ours, kAfter) : named(ours);
-    add(names, ".weight", {.shape = {model_.d_model}, .parts = {prefix_ + ours + ".gain"}});
-    if (gpt2_ || model_.bias.value()) bias(names, model_.d_model, {ours}, model_.bias.value(), false);
+    add(names, ".weight", {.shape = {model_.d_model}, .parts = {{prefix_ + ours + ".gain", model_.d_model}}});
+    if (gpt2_ || model_.bias.value()) bias(names, {{ours, model_.d_model}}, model_.bias.value(), false);
   }
   void block(int64_t layer) {
     prefix_ = format("blocks.{}.", layer);
@@ -106,7 +106,8 @@ class Collector {
   }
   void head_norm(const char* ours, int64_t width) {
     const bool full = query_key_norm(model_) == config::QkNorm::full;
-    add(named(ours), ".weight", {.shape = {full ? width : head_size(model_)}, .parts = {prefix_ + ours + ".gain"}});
+    const int64_t length = full ? width : head_size(model_);
+    add(named(ours), ".weight", {.shape = {length}, .parts = {{prefix_ + ours + ".gain", length}}});
   }
   const Names& names_of(const config::BlockLinear& linear, size_t part) const {
     if (linear.role == config::Role::dense) return named(linear.parts[part].name);
@@ -119,7 +120,7 @@ class Collector {
       const Names& names = names_of(linear, i);
       add(names, ".weight",
           {.shape = {linear.parts[i].width, linear.in},
-           .parts = {prefix_ + names.ours + ".weight"},
+           .parts = {{prefix_ + names.ours + ".weight", linear.parts[i].width}},
            .transposed = true,
            .slices = linear.matrices,
            .slice = expert});
@@ -128,15 +129,16 @@ class Collector {
   void linear(const config::BlockLinear& linear) {
     for (size_t i = 0, end = 0; i < linear.parts.size(); i = end) {
       const Names& names = names_of(linear, i);
-      std::vector<std::string> ours, weights;
+      std::vector<MappedTensor::Part> ours, weights;
       int64_t out = 0;
       for (; end < linear.parts.size() && is_same_name(names, names_of(linear, end)); ++end) {
-        ours.push_back(linear.parts[end].name);
-        weights.push_back(prefix_ + ours.back() + ".weight");
-        out += linear.parts[end].width;
+        const config::LinearPart& part = linear.parts[end];
+        ours.push_back({part.name, part.width});
+        weights.push_back({prefix_ + part.name + ".weight", part.width});
+        out += part.width;
       }
       const bool joined = end > i + 1;
-      const int64_t rotated = joined || ours[0] == "attn.v" ? 0 : linear.parts[i].heads;
+      const int64_t rotated = joined || ours[0].name == "attn.v" ? 0 : linear.parts[i].heads;
       add(names, ".weight",
           {.shape = gpt2_ ? Shape{linear.in, out} : Shape{out, linear.in},
            .parts = weights,
@@ -145,18 +147,21 @@ class Collector {
            .rotated_heads = rotated},
           true, joined);
       // In Hugging Face's GPT-2 all linears have biases; those that the model does not have are zeros.
-      if (gpt2_ || linear.bias) bias(names, out, ours, linear.bias, joined, rotated);
+      if (gpt2_ || linear.bias) bias(names, ours, linear.bias, joined, rotated);
     }
   }
   bool is_same_name(const Names& a, const Names& b) const {
     const char *const one = a.theirs[form_], *const other = b.theirs[form_];
     return &a == &b || (one != nullptr && other != nullptr && std::string_view(one) == other);
   }
-  void bias(const Names& names, int64_t width, const std::vector<std::string>& ours, bool present, bool joined,
+  void bias(const Names& names, const std::vector<MappedTensor::Part>& ours, bool present, bool joined,
             int64_t rotated = 0) {
-    std::vector<std::string> parts;
-    if (present)
-      for (const std::string& each : ours) parts.push_back(prefix_ + each + ".bias");
+    std::vector<MappedTensor::Part> parts;
+    int64_t width = 0;
+    for (const MappedTensor::Part& each : ours) {
+      if (present) parts.push_back({prefix_ + each.name + ".bias", each.width});
+      width += each.width;
+    }
     add(names, ".bias", {.shape = {width}, .parts = parts, .rotated_heads = rotated}, true, joined);
   }
   void add(const Names& names, const char* suffix, MappedTensor tensor, bool has_prefix = true, bool joined = false) {
@@ -178,26 +183,35 @@ class Collector {
 
 }  // namespace
 
-Shape MappedTensor::part_shape() const {
-  TRAINER_CHECK(!parts.empty() && (parts.size() == 1 || !transposed), "{}: {} parts", name, parts.size());
-  if (slices > 0) return {slices, shape[1], shape[0]};
-  if (transposed) return {shape[1], shape[0]};
-  const int64_t width = shape[-1] / static_cast<int64_t>(parts.size());
-  return shape.dims() == 1 ? Shape{width} : Shape{shape[0], width};
+Shape MappedTensor::part_shape(size_t index) const {
+  const int64_t width = parts.at(index).width;
+  if (slices > 0) return {slices, shape[1], width};
+  if (shape.dims() == 1) return {width};
+  return {shape[transposed ? 1 : 0], width};
 }
 
 std::vector<mesh::Run> MappedTensor::runs(size_t index) const {
-  const Shape part = part_shape();
-  if (transposed) {  // row i of the part, or of its matrix `slice`, is column i of this tensor
-    const int64_t rows = part[-2], width = part[-1], first = std::max<int64_t>(0, slice) * rows;
-    std::vector<mesh::Run> runs;
-    runs.reserve(static_cast<size_t>(rows));
-    for (int64_t i = 0; i < rows; ++i)
-      runs.push_back({.global = (first + i) * width, .local = i, .length = width, .stride = rows});
-    return runs;
+  const Shape part = part_shape(index);
+  const int64_t width = part[-1], rows = part.dims() == 1 ? 1 : part[-2];
+  int64_t before = 0, stretch = width, pitch = width;  // the part's columns in this tensor
+  if (block > 0) {
+    stretch = block, before = static_cast<int64_t>(index) * block, pitch = static_cast<int64_t>(parts.size()) * block;
+  } else {
+    for (size_t i = 0; i < index; ++i) before += parts[i].width;
   }
-  const int64_t rows = part.dims() == 1 ? 1 : part[0];
-  return mesh::matrix_runs(rows, part[-1], static_cast<int64_t>(index) * part[-1], shape[-1]);
+  if (!transposed && block == 0) return mesh::matrix_runs(rows, width, before, shape[-1]);
+  // An element is `along` elements after its left neighbour in the part, and `across` after the one above it.
+  const int64_t along = transposed ? rows : 1, across = transposed ? 1 : shape[-1];
+  const int64_t first = std::max<int64_t>(0, slice) * rows;
+  std::vector<mesh::Run> runs;
+  runs.reserve(static_cast<size_t>(rows * (width / stretch)));
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t k = 0; k < width / stretch; ++k)
+      runs.push_back({.global = (first + i) * width + k * stretch,
+                      .local = (before + k * pitch) * along + i * across,
+                      .length = stretch,
+                      .stride = along});
+  return runs;
 }
 
 std::string name_prefix(const config::Model& model) { return kPrefixes[static_cast<size_t>(form_of(model))]; }

@@ -16,17 +16,24 @@
 namespace trainer::huggingface {
 
 struct MappedTensor {
-  std::string name = {};           // "transformer.h.0.attn.c_attn.weight"
-  Shape shape;                     // in Hugging Face's layout
-  std::vector<std::string> parts;  // tensors of this program, equally wide, side by side; empty: zeros
-  bool transposed = false;         // the only part is stored transposed
+  /// A tensor of this program; its columns are rows of a transposed tensor.
+  struct Part {
+    std::string name;
+    int64_t width = 0;  // columns, or elements of a vector
+  };
+  std::string name = {};    // "transformer.h.0.attn.c_attn.weight"
+  Shape shape;              // in Hugging Face's layout
+  std::vector<Part> parts;  // side by side; empty: zeros
+  bool transposed = false;  // stored transposed
+  // Columns taken from each part in turn, which are equally wide then; 0: all columns of a part together.
+  int64_t block = 0;
   bool in_first = false;           // a linear's weight, stored as [in, out]
   int64_t slices = 0, slice = -1;  // the only part is [slices, in, out], and this tensor is its matrix `slice`; else 0
   int64_t rotated_heads = 0;       // heads of queries or keys, which RoPE rotates, in the tensor's rows; 0: others
   std::string gguf = {};           // the name in GGUF files: "blk.0.attn_qkv.weight"
 
-  /// Returns the shape of each part in this program.
-  Shape part_shape() const;
+  /// Returns the shape of part `index` in this program.
+  Shape part_shape(size_t index) const;
   /// Returns the position of the elements of part `index` in the memory of this tensor.
   std::vector<mesh::Run> runs(size_t index) const;
 };
