@@ -55,6 +55,8 @@ constexpr ModelKey kKeys[] = {
     {"norm_eps", always<&Model::norm_eps>},
     {"rope_theta", always<&Model::rope_theta>},
     {"head_dim", [](const Model& m) { return stored(head_size(m), attention_width(m) != m.d_model); }},
+    {"rotary_dim",
+     [](const Model& m) { return stored(rotary_size(m), has_rope_positions(m) && rotary_size(m) != head_size(m)); }},
     {"rope_type",
      [](const Model& m) {
        return stored(config::kRopeNames[static_cast<size_t>(m.rope_type)], m.rope_type != RopeType::plain);

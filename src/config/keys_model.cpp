@@ -23,7 +23,7 @@ std::string by_family(const F& value_of) {
   std::string text;
   for (auto each = values.begin(); each != values.end(); ++each)
     if (each != usual) text += format("{}: {}; ", fmt::join(each->second, ", "), each->first);
-  return text + "else " + usual->first;
+  return text.empty() ? usual->first : text + "else " + usual->first;
 }
 
 /// Describes the families: "gpt2: …. llama and mistral: …."
@@ -93,9 +93,19 @@ void declare_model(std::vector<Key>& keys) {
       by_family([](const FamilyFacts& f) { return kNormPlaceNames[static_cast<size_t>(f.norm_place)]; }),
       "Place of the norms in attention and MLP. pre: before the first linear; post: after the last linear, before "
       "the result is added to the residual stream (OLMo 2).");
-  model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
-  model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)},
+  model.number("norm_eps", &Model::norm_eps, 0,
+               {.range = above(0), .derived = by_family([](const FamilyFacts& f) { return to_toml(f.norm_eps); })},
+               "Added to the variance in norms.");
+  model.number("rope_theta", &Model::rope_theta, 0,
+               {.range = at_least(1), .derived = by_family([](const FamilyFacts& f) { return to_toml(f.rope_theta); })},
                "Base of the RoPE frequencies (all but gpt2).");
+  model.integer("rotary_dim", &Model::rotary_dim, 0,
+                {.range = between(2, 65'536), .unit = "features", .derived = by_family([](const FamilyFacts& f) {
+                                                                    return f.rotary_part == 1
+                                                                               ? std::string("head_dim")
+                                                                               : format("head_dim / {}", f.rotary_part);
+                                                                  })},
+                "Features of a head, its first ones, that RoPE rotates; even.");
   model.choice(
       "rope_type", &Model::rope_type, RopeType::plain, {std::begin(kRopeNames), std::end(kRopeNames)},
       "Scaling of the RoPE frequencies, for contexts longer than rope_original. default: no scaling; linear: "
@@ -118,10 +128,16 @@ void declare_model(std::vector<Key>& keys) {
                "yarn: factor by which cos and sin are multiplied.");
   model.boolean("rope_truncate", &Model::rope_truncate, true,
                 "yarn: round the bounds of the transition between the two betas outwards to whole feature pairs.");
-  model.integer("window", &Model::window, 0, {.range = between(0, 16'777'216), .unit = "tokens"},
+  model.integer("window", &Model::window, -1,
+                {.range = between(0, 16'777'216), .unit = "tokens", .derived = by_family([](const FamilyFacts& f) {
+                                                                      return std::to_string(f.window);
+                                                                    })},
                 "Sliding-window attention (Mistral): each token sees this many tokens, itself included; 0: all earlier "
                 "tokens of the sequence.");
-  model.integer("window_full_every", &Model::window_full_every, 0, {.range = between(0, 10'000), .unit = "blocks"},
+  model.integer("window_full_every", &Model::window_full_every, -1,
+                {.range = between(0, 10'000), .unit = "blocks", .derived = by_family([](const FamilyFacts& f) {
+                                                                  return std::to_string(f.window_full_every);
+                                                                })},
                 "Blocks whose number, counted from 1, is a multiple of this have no window; 0: all blocks have one.");
   model.integer("nope_every", &Model::nope_every, between(0, 10'000),
                 by_family([](const FamilyFacts& f) { return std::to_string(f.nope_every); }),

@@ -26,6 +26,9 @@ struct FamilyFacts {
   QkNorm qk_norm = QkNorm::none;
   NormPlace norm_place = NormPlace::pre;
   int64_t nope_every = 0;
+  double norm_eps = 1e-5, rope_theta = 1e4;
+  int64_t rotary_part = 1;  // RoPE rotates 1/rotary_part of a head's features
+  int64_t window = 0, window_full_every = 0;
   bool experts = false;  // the MLPs are mixtures of experts
   bool norm_topk = false;
   bool shared_expert = false;  // a shared expert may be there
@@ -36,6 +39,7 @@ struct Model {
   FamilyFacts family;      // set by resolve(): those of arch (config/families.h)
   int64_t n_layer = 0, n_head = 0, n_kv_head = 0 /* 0: n_head */, d_model = 0, d_ff = 0 /* 0: by family */, seq_len = 0;
   int64_t head_dim = 0;                      // 0: d_model / n_head; head_size() returns the effective value
+  int64_t rotary_dim = 0;                    // 0: by family; rotary_size() returns the effective value
   std::optional<bool> tie_embeddings, bias;  // default depends on the family
   double norm_eps = 0, rope_theta = 0, dropout = 0, init_std = 0;
   int64_t vocab_multiple = 0;  // 0: 128
@@ -79,6 +83,11 @@ inline bool has_gated_mlp(const Model& model) { return model.family.mlp == MlpKi
 /// Returns the number of features of one attention head.
 inline int64_t head_size(const Model& model) {
   return model.head_dim > 0 ? model.head_dim : model.d_model / model.n_head;
+}
+/// Returns the number of features of a head, its first ones, that RoPE rotates.
+inline int64_t rotary_size(const Model& model) {
+  if (model.rotary_dim > 0) return model.rotary_dim;
+  return model.family.rotary_part == 1 ? head_size(model) : head_size(model) / model.family.rotary_part / 2 * 2;
 }
 /// Returns which linears of attention have biases in a resolved model.
 inline AttentionBias attention_bias(const Model& model) {

@@ -48,6 +48,10 @@ void resolve_model(Model& model) {
     model.d_ff = has_gated_mlp(model) ? round_up(divide_up(8 * model.d_model, 3), 64) : 4 * model.d_model;
   if (!model.tie_embeddings) model.tie_embeddings = model.family.tied;
   if (!model.bias) model.bias = model.family.bias;
+  if (model.norm_eps == 0) model.norm_eps = model.family.norm_eps;
+  if (model.rope_theta == 0) model.rope_theta = model.family.rope_theta;
+  if (model.window < 0) model.window = model.family.window;
+  if (model.window_full_every < 0) model.window_full_every = model.window > 0 ? model.family.window_full_every : 0;
 }
 
 }  // namespace

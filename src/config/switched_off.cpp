@@ -28,7 +28,8 @@ void warn_of_switched_off_keys(const Config& c) {
     bool off;
     const char *section, *name, *why;
   } all[] = {
-      {!has_rope_positions(c.model), "model", "rope_theta", learned.c_str()},
+      {!has_rope_positions(c.model) && c.model.rope_theta != c.model.family.rope_theta, "model", "rope_theta",
+       learned.c_str()},
       {!scaled, "model", "rope_factor", kScaled},
       {!llama3 && !yarn, "model", "rope_original", "only model.rope_type = \"llama3\" and \"yarn\" use it"},
       {!llama3, "model", "rope_low_freq", kLlama3},

@@ -115,6 +115,17 @@ void check_model(const Model& m, Checker& checker) {
       nope_interval(m) == 0 || has_rope_positions(m), {"model.nope_every", "model.arch"},
       "nope_every = {} leaves out RoPE, but arch = \"{}\" has learned positions; remove it, or use arch = \"llama\"",
       nope_interval(m), family_of(m).name);
+  checker.require(m.rotary_dim == 0 || has_rope_positions(m), {"model.rotary_dim", "model.arch"},
+                  "rotary_dim = {} is for RoPE, but arch = \"{}\" has learned positions; remove it", m.rotary_dim,
+                  family_of(m).name);
+  checker.require(m.rotary_dim % 2 == 0, {"model.rotary_dim"},
+                  "rotary_dim = {} is odd; RoPE rotates pairs of features, so it must be even", m.rotary_dim);
+  checker.require(!heads_fit || m.rotary_dim <= head_size(m), {"model.rotary_dim", "model.head_dim"},
+                  "rotary_dim = {} is more than a head has; use at most head_dim = {}", m.rotary_dim, head_size(m));
+  checker.require(!heads_fit || !has_rope_positions(m) || rotary_size(m) > 0, {"model.rotary_dim", "model.arch"},
+                  "RoPE rotates 1/{} of a head's features with arch = \"{}\", which is none of head_dim = {}; set "
+                  "rotary_dim",
+                  m.family.rotary_part, family_of(m).name, head_size(m));
   check_rope(m, checker);
 }
 

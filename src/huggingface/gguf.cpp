@@ -147,7 +147,7 @@ bool divides_frequencies(const config::Model& m) {
 
 void add_rope_keys(const config::Model& m, const std::string& arch, GgufMetadata& metadata) {
   using config::RopeType;
-  metadata.emplace_back(arch + ".rope.dimension_count", static_cast<uint32_t>(head_size(m)));
+  metadata.emplace_back(arch + ".rope.dimension_count", static_cast<uint32_t>(rotary_size(m)));
   metadata.emplace_back(arch + ".rope.freq_base", static_cast<float>(m.rope_theta));
   const std::string scaling = arch + ".rope.scaling.";
   if (m.rope_type == RopeType::yarn && divides_frequencies(m))
@@ -208,8 +208,8 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
 /// Returns the numbers by which llama.cpp divides the frequencies of plain RoPE; empty: it does not.
 std::vector<float> frequency_divisors(const config::Model& m) {
   if (!divides_frequencies(m)) return {};
-  const std::vector<double> plain = ops::rope_frequencies(head_size(m), m.rope_theta, {}),
-                            scaled = ops::rope_frequencies(head_size(m), m.rope_theta, model::rope_scaling(m));
+  const std::vector<double> plain = ops::rope_frequencies(rotary_size(m), m.rope_theta, {}),
+                            scaled = ops::rope_frequencies(rotary_size(m), m.rope_theta, model::rope_scaling(m));
   std::vector<float> divisors;
   for (size_t i = 0; i < plain.size(); ++i) divisors.push_back(static_cast<float>(plain[i] / scaled[i]));
   return divisors;

@@ -50,6 +50,9 @@ void require_same_features(const config::Model& m, const Family& family) {
                      format("Hugging Face's {} has the same window in all layers; arch = \"qwen2\" and \"qwen3\" may "
                             "have it in some",
                             type));
+  if (rotary_size(m) != head_size(m) && family.facts.rotary_part == 1)
+    cannot_represent("rotary_dim", format("{}", rotary_size(m)),
+                     format("Hugging Face's {} rotates all features of a head ({})", type, head_size(m)));
   if (nope_interval(m) > 0 && family.facts.nope_every == 0)
     cannot_represent("nope_every", format("{}", nope_interval(m)),
                      format("Hugging Face's {} has RoPE in all layers; arch = \"smollm3\" leaves some out", type));

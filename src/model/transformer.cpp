@@ -38,7 +38,7 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
   std::shared_ptr<const Buffer> rope;
   if (rotates) {
     rope =
-        std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, head_size(model)}, store.state_dtype());
+        std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, rotary_size(model)}, store.state_dtype());
     HostCopy table_here(device, *rope);
     ops::fill_rope_table(table_here.tensor(), model.rope_theta, rope_scaling(model));
     table_here.put();

@@ -52,8 +52,8 @@ constexpr double kTurn = 6.283185307179586;  // 2π
 struct Ramp {
   double first = 0, last = 0;
 };
-Ramp yarn_ramp(int64_t head_dim, double theta, const RopeScaling& s) {
-  const auto width = static_cast<double>(head_dim);
+Ramp yarn_ramp(int64_t rotary, double theta, const RopeScaling& s) {
+  const auto width = static_cast<double>(rotary);
   const auto place = [&](double turns) {
     return width * portable_log(s.original / (kTurn * turns)) / (2 * portable_log(theta));
   };
@@ -65,11 +65,11 @@ Ramp yarn_ramp(int64_t head_dim, double theta, const RopeScaling& s) {
 }
 
 /// Returns the turns per position of each pair, f/2π.
-std::vector<Double2> turns_of_pairs(int64_t head_dim, double theta, const RopeScaling& s) {
+std::vector<Double2> turns_of_pairs(int64_t rotary, double theta, const RopeScaling& s) {
   using Kind = RopeScaling::Kind;
-  const int64_t half = head_dim / 2;
+  const int64_t half = rotary / 2;
   const Double2 ratio = frequency_ratio(theta, half);
-  const Ramp ramp = s.kind == Kind::yarn ? yarn_ramp(head_dim, theta, s) : Ramp{};
+  const Ramp ramp = s.kind == Kind::yarn ? yarn_ramp(rotary, theta, s) : Ramp{};
   std::vector<Double2> all;
   Double2 turns{0.15915494309189535, -9.839338337591243e-18};  // 1/(2π)·theta^(−i/half), i = 0
   for (int64_t i = 0; i < half; ++i, turns = product(turns, ratio)) {
@@ -111,9 +111,9 @@ double rope_magnitude(const RopeScaling& s) {
   return s.factor > 1 ? std::fma(0.1, portable_log(s.factor), 1.0) : 1;
 }
 
-std::vector<double> rope_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling) {
+std::vector<double> rope_frequencies(int64_t rotary, double theta, const RopeScaling& scaling) {
   std::vector<double> all;
-  for (const Double2 turns : turns_of_pairs(head_dim, theta, scaling))
+  for (const Double2 turns : turns_of_pairs(rotary, theta, scaling))
     all.push_back(product(turns, {kTurn, 2.4492935982947064e-16}).high);
   return all;
 }
@@ -137,10 +137,10 @@ void fill_rope_table(const Tensor& table, double theta, const RopeScaling& scali
 
 void run(Exec& ex, const Rope& op) {
   const size_t type = kernel_index(op.x.dtype, "rotary x");
-  const int64_t rows = op.x.rows(), cols = op.x.cols();
-  TRAINER_CHECK(op.head_dim > 0 && op.head_dim % 2 == 0 && cols % op.head_dim == 0,
-                "rotary embedding of {} columns with head size {}: expected whole heads of even size", cols,
-                op.head_dim);
+  const int64_t rows = op.x.rows(), cols = op.x.cols(), rotary = op.table.cols();
+  TRAINER_CHECK(op.head_dim > 0 && cols % op.head_dim == 0 && rotary % 2 == 0 && rotary <= op.head_dim,
+                "rotary embedding of {} columns, {} of each head of {}: expected whole heads and an even number", cols,
+                rotary, op.head_dim);
   if (op.position_ids)
     expect_places(ex, op.position_ids, rows, op.table.rows(), "rotary positions");
   else
@@ -148,16 +148,16 @@ void run(Exec& ex, const Rope& op) {
                       op.first_position + std::min(rows, op.rows_per_sequence) <= op.table.rows(),
                   "rotary positions {} to {} exceed a table of {}", op.first_position,
                   op.first_position + op.rows_per_sequence, op.table.rows());
-  expect_rows(op.table, op.table.rows(), op.head_dim, accumulator_of(op.x.dtype), "rotary table");
-  const auto count = static_cast<double>(op.x.count());
-  const OpTimer timer(ex.meter, OpKind::rope, {3 * count, 2 * static_cast<double>(op.x.bytes())});
+  expect_rows(op.table, op.table.rows(), rotary, accumulator_of(op.x.dtype), "rotary table");
+  const auto count = static_cast<double>(rows * (cols / op.head_dim) * rotary);
+  const OpTimer timer(ex.meter, OpKind::rope, {3 * count, 2 * count * static_cast<double>(size_of(op.x.dtype))});
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto rotate = TRAINER_KERNELS(ex.device.isa(), rope_kernels).rotate[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
-    rotate({row_at(op.x, first), op.x.ld(), n, cols / op.head_dim, op.head_dim, op.table.data, op.table.ld(), first,
-            op.rows_per_sequence, op.first_position, op.position_ids ? op.position_ids.as<int32_t>() + first : nullptr,
-            op.inverse});
+    rotate({row_at(op.x, first), op.x.ld(), n, cols / op.head_dim, op.head_dim, rotary, op.table.data, op.table.ld(),
+            first, op.rows_per_sequence, op.first_position,
+            op.position_ids ? op.position_ids.as<int32_t>() + first : nullptr, op.inverse});
   });
 }
 

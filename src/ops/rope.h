@@ -1,8 +1,9 @@
 #pragma once
-// Rotary position embedding (Su et al. 2021), rotate-half order: for i < D/2, angle = pos·theta^(−2i/D):
-//   x[i]' = x[i]·cos − x[i + D/2]·sin;  x[i + D/2]' = x[i + D/2]·cos + x[i]·sin
+// Rotary position embedding (Su et al. 2021), rotate-half order, of the first R of the D features of a head: for
+// i < R/2, angle = pos·theta^(−2i/R):
+//   x[i]' = x[i]·cos − x[i + R/2]·sin;  x[i + R/2]' = x[i + R/2]·cos + x[i]·sin
 //
-// Scaling extends the context of a trained model: it changes the frequencies f_i = theta^(−2i/D), and YaRN also
+// Scaling extends the context of a trained model: it changes the frequencies f_i = theta^(−2i/R), and YaRN also
 // multiplies cos and sin.
 #include <vector>
 
@@ -24,17 +25,17 @@ struct RopeScaling {
   double attention = 0;                  // multiplies cos and sin; 0: 0.1·ln(factor) + 1
   bool truncate = true;                  // rounds the ends of the ramp to indices of pairs
 };
-/// Returns the angles per position of the D/2 pairs.
-std::vector<double> rope_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling);
+/// Returns the angles per position of the R/2 pairs.
+std::vector<double> rope_frequencies(int64_t rotary, double theta, const RopeScaling& scaling);
 /// Returns the factor by which cos and sin are multiplied.
 double rope_magnitude(const RopeScaling& scaling);
 
-/// table [S, D] accumulator dtype: cos in the first half of a row, sin in the second. Uses portable arithmetic.
+/// table [S, R] accumulator dtype: cos in the first half of a row, sin in the second. Uses portable arithmetic.
 void fill_rope_table(const Tensor& table, double theta, const RopeScaling& scaling = {});
 
-/// Works in place on x [N, heads·D] (a column range of qkv). Row r has position position_ids[r]; if position_ids [N]
-/// i32 is empty, first_position + r % rows_per_sequence. inverse: multiplies by the transposed matrix (the backward
-/// pass), which rotates back.
+/// Works in place on x [N, heads·D] (a column range of qkv). The table's width says R; other features stay. Row r has
+/// position position_ids[r]; if position_ids [N] i32 is empty, first_position + r % rows_per_sequence. inverse:
+/// multiplies by the transposed matrix (the backward pass), which rotates back.
 struct Rope {
   Tensor x, table;
   int64_t head_dim = 0;

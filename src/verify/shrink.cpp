@@ -101,6 +101,8 @@ Small shrink(const config::Config& full, int64_t world) {
   if (m.max_positions > 0) m.max_positions = std::max(m.seq_len, std::min(m.max_positions, 2 * m.seq_len));
   const int64_t per_kv = m.n_head / m.n_kv_head, head = std::min(kHeadSize, config::head_size(full.model));
   const bool own_head = full.model.head_dim > 0;
+  if (m.rotary_dim > 0)
+    m.rotary_dim = std::max<int64_t>(2, m.rotary_dim * head / config::head_size(full.model) / 2 * 2);
   minimize(c, resolved, world, m.n_kv_head, [&](config::Config& t, int64_t kv) {
     t.model.n_kv_head = kv;
     t.model.n_head = kv * per_kv;

@@ -6,7 +6,7 @@ namespace {
 
 template <typename Storage, typename T>
 void rotate(const RopeRows& rows) {
-  const int64_t half = rows.head_dim / 2;
+  const int64_t half = rows.rotary / 2;
   const T sign = rows.inverse ? T{-1} : T{1};
   for (int64_t r = 0; r < rows.rows; ++r) {
     const int64_t position = rows.position_ids != nullptr

@@ -11,8 +11,8 @@ namespace trainer::ops {
 struct RopeRows {
   std::byte* x;      // first row
   int64_t ld, rows;  // row stride in elements
-  int64_t heads, head_dim;
-  const std::byte* table;  // [positions, head_dim] accumulator dtype
+  int64_t heads, head_dim, rotary;
+  const std::byte* table;  // [positions, rotary] accumulator dtype
   int64_t table_ld;
   /// Row r has position position_ids[r]; if that is null, first_position + (first_row + r) % rows_per_sequence.
   int64_t first_row, rows_per_sequence, first_position;

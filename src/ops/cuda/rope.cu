@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 256, kHeads = 4;  // heads of a row for which a thread uses the same cosines and sines
 
 struct RopeSizes {
-  int64_t rows, heads, half, rows_per_sequence, first_position;
+  int64_t rows, heads, head_dim, half, rows_per_sequence, first_position;
   const int32_t* position_ids;  // null: counted from first_position
 };
 
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
     if (head + h < sizes.heads) {
-      get(x.at(row, (head + h) * 2 * sizes.half + i), V, low[h]);
-      get(x.at(row, ((head + h) * 2 + 1) * sizes.half + i), V, high[h]);
+      get(x.at(row, (head + h) * sizes.head_dim + i), V, low[h]);
+      get(x.at(row, (head + h) * sizes.head_dim + sizes.half + i), V, high[h]);
     }
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
@@ -48,16 +48,17 @@ __global__ void __launch_bounds__(kThreads)
         first[k] = fmaf(low[h][k], c, -(high[h][k] * s));
         second[k] = fmaf(high[h][k], c, low[h][k] * s);
       }
-      put(x.at(row, (head + h) * 2 * sizes.half + i), V, first);
-      put(x.at(row, ((head + h) * 2 + 1) * sizes.half + i), V, second);
+      put(x.at(row, (head + h) * sizes.head_dim + i), V, first);
+      put(x.at(row, (head + h) * sizes.head_dim + sizes.half + i), V, second);
     }
 }
 
 template <typename T, int V>
 void rotate(Exec& ex, const Rope& op) {
-  const int64_t half = op.head_dim / 2, heads = op.x.cols() / op.head_dim;
+  const int64_t half = op.table.cols() / 2, heads = op.x.cols() / op.head_dim;
   const RopeSizes sizes{op.x.rows(),
                         heads,
+                        op.head_dim,
                         half,
                         op.rows_per_sequence,
                         op.first_position,
@@ -75,8 +76,8 @@ void run(Exec& ex, const Rope& op) {
   for_compute_type(op.x.dtype, "rotary x", [&]<typename T>(T) {
     if (ex.device.dry()) return;
     constexpr int kPiece = 4;
-    const bool whole = op.head_dim / 2 % kPiece == 0 && aligned_rows({op.x}, op.x.rows(), kPiece) &&
-                       aligned_rows({op.table}, op.table.rows(), kPiece);
+    const bool whole = op.head_dim % kPiece == 0 && op.table.cols() / 2 % kPiece == 0 &&
+                       aligned_rows({op.x}, op.x.rows(), kPiece) && aligned_rows({op.table}, op.table.rows(), kPiece);
     whole ? rotate<T, kPiece>(ex, op) : rotate<T, 1>(ex, op);
   });
 }

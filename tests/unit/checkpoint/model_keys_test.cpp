@@ -26,6 +26,7 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
   for (const auto& [key, value, may_be_chosen, set] : std::vector<Change>{
            {"window", "5", true, [](config::Model& m) { m.window = 5; }},
            {"window_full_every", "2", true, [](config::Model& m) { m.window_full_every = 2; }},
+           {"rotary_dim", "4", false, [](config::Model& m) { m.rotary_dim = 4; }},
            {"nope_every", "4", false, [](config::Model& m) { m.nope_every = 4; }},
            {"norm_place", "post", false, [](config::Model& m) { m.norm_place = config::NormPlace::post; }},
            {"logit_softcap", "30", false, [](config::Model& m) { m.logit_softcap = 30; }}}) {
@@ -36,7 +37,8 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
     with.model_keys = model_keys(changed, 29);
     without.model_keys = model_keys(plain, 29);
     EXPECT_EQ(with.model_keys.size(), without.model_keys.size() + 1);
-    const std::string before = std::string_view(key) == "norm_place" ? "pre" : "0";
+    const std::string_view name = key;
+    const std::string before = name == "norm_place" ? "pre" : name == "rotary_dim" ? "none" : "0";
     const auto nothing = [](const std::string&) { return false; };
     const auto it = [key = std::string(key)](const std::string& chosen) { return chosen == key; };
     expect_error(

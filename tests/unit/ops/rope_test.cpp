@@ -177,15 +177,16 @@ TYPED_TEST(RopeOf, MatchesTheDefinitionOnAColumnRange) {
   using T = TypeParam;
   using A = AccumulatorOf<T>;
   for (const auto isa : ops::testing::instruction_sets()) {
-    for (const int64_t head_dim : {2, 6, 16, 34, 64}) {
+    for (const auto& [head_dim, rotary] : std::vector<std::pair<int64_t, int64_t>>{
+             {2, 2}, {6, 6}, {16, 16}, {34, 34}, {64, 64}, {64, 16}, {9, 6}, {80, 20}}) {
       const int64_t sequence = 7, sequences = 30, rows = sequence * sequences, heads = 3, first = 4;  // several tasks
-      const int64_t before = 5, pitch = before + heads * head_dim + 3, half = head_dim / 2;
+      const int64_t before = 5, pitch = before + heads * head_dim + 3, half = rotary / 2;
       Machine cpu(2, isa);
-      std::vector<A> table = table_of<T>(first + sequence, head_dim);
+      std::vector<A> table = table_of<T>(first + sequence, rotary);
       std::vector<T> x = draw<T>(static_cast<size_t>(rows * pitch), 1);
       const std::vector<T> original = x;
       const Tensor range = view(x, rows, pitch).col_range(before, heads * head_dim);
-      run(cpu.ex, ops::Rope{range, view(table, first + sequence, head_dim), head_dim, sequence, first, false});
+      run(cpu.ex, ops::Rope{range, view(table, first + sequence, rotary), head_dim, sequence, first, false});
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < pitch; ++c) {
           const auto got = static_cast<double>(x[r * pitch + c]);
@@ -194,9 +195,13 @@ TYPED_TEST(RopeOf, MatchesTheDefinitionOnAColumnRange) {
             continue;
           }
           const int64_t i = (c - before) % head_dim, low = i % half;
+          if (i >= rotary) {
+            ASSERT_EQ(got, static_cast<double>(original[r * pitch + c])) << "a feature that does not rotate";
+            continue;
+          }
           const T* head = &original[r * pitch + c - i];
           const long double angle = static_cast<long double>(first + r % sequence) *
-                                    powl(10000.0L, -2.0L * static_cast<long double>(low) / head_dim);
+                                    powl(10000.0L, -2.0L * static_cast<long double>(low) / rotary);
           const auto cosine = static_cast<double>(cosl(angle)), sine = static_cast<double>(sinl(angle));
           const auto a = static_cast<double>(head[low]), b = static_cast<double>(head[low + half]);
           const double expected = i < half ? a * cosine - b * sine : b * cosine + a * sine;
