@@ -55,6 +55,11 @@ constexpr ModelKey kKeys[] = {
     {"norm_eps", always<&Model::norm_eps>},
     {"rope_theta", always<&Model::rope_theta>},
     {"head_dim", [](const Model& m) { return stored(head_size(m), attention_width(m) != m.d_model); }},
+    {"activation",
+     [](const Model& m) {
+       const config::Activation act = activation_of(m);
+       return stored(config::kActivationNames[static_cast<size_t>(act)], act != config::usual_activation(m.family.mlp));
+     }},
     {"rotary_dim",
      [](const Model& m) { return stored(rotary_size(m), has_rope_positions(m) && rotary_size(m) != head_size(m)); }},
     {"rope_type",

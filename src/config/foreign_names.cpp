@@ -50,6 +50,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"moe_intermediate_size", "model.d_expert"},
       {"moe_ffn_hidden_size", "model.d_expert"},
       {"moe_z_loss_coeff", "train.router_z_loss"},
+      {"hidden_act", "model.activation"},
+      {"hidden_activation", "model.activation"},
       {"sliding_window", "model.window"},
       {"final_logit_softcapping", "model.logit_softcap"},
       {"z_loss_weight", "train.z_loss"},

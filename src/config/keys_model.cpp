@@ -75,6 +75,10 @@ void declare_model(std::vector<Key>& keys) {
                 "The output head shares the token embedding's weights.");
   model.boolean("bias", &Model::bias, by_family([](const FamilyFacts& f) { return f.bias ? "true" : "false"; }),
                 "Linear layers and norms have biases.");
+  model.choice("activation", &Model::activation, {std::begin(kActivationNames), std::end(kActivationNames)},
+               by_family([](const FamilyFacts& f) { return kActivationNames[static_cast<size_t>(activation_of(f))]; }),
+               "Activation in the feed-forward block. gelu: GELU in its tanh form; gelu_erf: exact GELU; silu: SiLU, "
+               "in gated blocks only.");
   model.choice("attn_bias", &Model::attn_bias, {std::begin(kAttentionBiasNames), std::end(kAttentionBiasNames)},
                "all with bias; " + by_family([](const FamilyFacts& f) {
                  return kAttentionBiasNames[static_cast<size_t>(f.attn_bias)];

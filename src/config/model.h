@@ -12,7 +12,8 @@ enum class QkNorm { none, head, full };
 enum class NormPlace { pre, post };
 enum class NormKind { layer, rms };
 enum class Positions { learned, rope };
-enum class MlpKind { plain, gated };  // down(gelu(up(x))), down(silu(gate(x)) ∘ up(x))
+enum class MlpKind { plain, gated };  // down(act(up(x))), down(act(gate(x)) ∘ up(x))
+enum class Activation { gelu, gelu_erf, silu };
 enum class RopeType { plain, linear, llama3, yarn };
 
 /// The facts by which the models of a family differ from those of another.
@@ -21,6 +22,7 @@ struct FamilyFacts {
   Positions positions = Positions::learned;
   MlpKind mlp = MlpKind::plain;
   // Values of keys that are not set:
+  std::optional<Activation> activation = {};  // unset: silu with a gate, else gelu
   bool bias = false, tied = false;
   AttentionBias attn_bias = AttentionBias::none;  // without bias; with bias all linears of attention have one
   QkNorm qk_norm = QkNorm::none;
@@ -51,6 +53,7 @@ struct Model {
   double rope_beta_fast = 32, rope_beta_slow = 1;  // yarn, as are the next two
   double rope_attention = 0;                       // 0: derived from rope_factor
   bool rope_truncate = true;
+  std::optional<Activation> activation;    // unset: the family decides; activation_of() returns the effective value
   std::optional<AttentionBias> attn_bias;  // if this or one of the next two is unset, the family decides: see below
   std::optional<bool> mlp_bias;
   std::optional<QkNorm> qk_norm;
@@ -70,6 +73,8 @@ struct Model {
   double init_hidden = 1, init_head = 1;
 };
 
+/// The names of Activation, in order.
+inline constexpr const char* kActivationNames[] = {"gelu", "gelu_erf", "silu"};
 /// The names of AttentionBias, in order.
 inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of QkNorm, in order.
@@ -80,6 +85,12 @@ inline constexpr const char* kNormPlaceNames[] = {"pre", "post"};
 inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
 inline bool has_rope_positions(const Model& model) { return model.family.positions == Positions::rope; }
 inline bool has_gated_mlp(const Model& model) { return model.family.mlp == MlpKind::gated; }
+/// Returns the activation that most models with this kind of MLP have.
+inline Activation usual_activation(MlpKind mlp) { return mlp == MlpKind::gated ? Activation::silu : Activation::gelu; }
+inline Activation activation_of(const FamilyFacts& facts) {
+  return facts.activation.value_or(usual_activation(facts.mlp));
+}
+inline Activation activation_of(const Model& model) { return model.activation.value_or(activation_of(model.family)); }
 /// Returns the number of features of one attention head.
 inline int64_t head_size(const Model& model) {
   return model.head_dim > 0 ? model.head_dim : model.d_model / model.n_head;

@@ -115,6 +115,9 @@ void check_model(const Model& m, Checker& checker) {
       nope_interval(m) == 0 || has_rope_positions(m), {"model.nope_every", "model.arch"},
       "nope_every = {} leaves out RoPE, but arch = \"{}\" has learned positions; remove it, or use arch = \"llama\"",
       nope_interval(m), family_of(m).name);
+  checker.require(has_gated_mlp(m) || activation_of(m) != Activation::silu, {"model.activation", "model.arch"},
+                  "only gated MLPs use silu, and those of arch = \"{}\" have no gate; use gelu or gelu_erf",
+                  family_of(m).name);
   checker.require(m.rotary_dim == 0 || has_rope_positions(m), {"model.rotary_dim", "model.arch"},
                   "rotary_dim = {} is for RoPE, but arch = \"{}\" has learned positions; remove it", m.rotary_dim,
                   family_of(m).name);

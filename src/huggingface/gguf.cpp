@@ -128,6 +128,9 @@ void require_runnable(const ExportSource& source) {
     cannot_run("head_dim", format("{}", head_size(m)),
                format("llama.cpp's {} requires n_head * head_dim = d_model, here {} * {} and {}; its qwen3 does not",
                       theirs.architecture, m.n_head, head_size(m), m.d_model));
+  if (activation_of(m) == config::Activation::gelu_erf)
+    log::warning(
+        "llama.cpp computes GELU in its tanh form, whose values differ from those of gelu_erf by up to 4.8e-4");
   if (m.n_expert > 0) require_runnable_experts(m, theirs);
   if (is_plain_yarn(m)) return;
   if (theirs.turns_pairs)

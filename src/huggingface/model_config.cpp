@@ -71,6 +71,18 @@ void require_same_features(const config::Model& m, const Family& family) {
                post_norms ? "after" : "before", post_norms ? "llama" : "olmo2", post_norms ? "before" : "after"));
 }
 
+/// Names of the two forms of GELU in config.json; the file's default, and export, have the first one of a form.
+constexpr const char *kExactGelu = "gelu", *kTanhGelus[] = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"};
+
+void add_gelu(const config::Model& m, const char* field, ordered_json& out) {
+  out[field] = activation_of(m) == config::Activation::gelu_erf ? kExactGelu : kTanhGelus[0];
+}
+void read_gelu(const Fields& fields, const char* field, const char* otherwise, Keys& keys) {
+  fields.demand_one_of(field, {kExactGelu, kTanhGelus[0], kTanhGelus[1], kTanhGelus[2]});
+  const bool exact = (fields.find(field) != nullptr ? *fields.find(field) : json(otherwise)) == kExactGelu;
+  keys.add("activation", std::string(exact ? "gelu_erf" : "gelu"));
+}
+
 /// Throws if Hugging Face's GPT-2 cannot represent the model.
 void require_gpt2(const config::Model& m, const Family& family) {
   require_same_features(m, family);
@@ -89,7 +101,7 @@ void add_gpt2(const config::Model& m, const Family& family, ordered_json& out) {
   out["n_layer"] = m.n_layer;
   out["n_head"] = m.n_head;
   out["n_inner"] = m.d_ff;
-  out["activation_function"] = "gelu_new";
+  add_gelu(m, "activation_function", out);
   out["layer_norm_epsilon"] = m.norm_eps;
   for (const char* place : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) out[place] = m.dropout;
   out["scale_attn_weights"] = true;
@@ -121,6 +133,10 @@ void require_llama(const config::Model& m, const Family& family) {
     cannot_represent("mlp_bias", "true",
                      format("Hugging Face's {} has no MLP biases; arch = \"llama\" has them", type));
   require_same_features(m, family);
+  if (activation_of(m) != activation_of(family.facts))
+    cannot_represent("activation", quoted(config::kActivationNames[static_cast<size_t>(activation_of(m))]),
+                     format("the MLPs of Hugging Face's {} have \"{}\"", type,
+                            config::kActivationNames[static_cast<size_t>(activation_of(family.facts))]));
   require_experts(m, family);
   if (theirs.heads_divide_width && m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),
@@ -179,7 +195,7 @@ void read_gpt2(const Fields& fields, const Family&, int64_t seq_len, Keys& keys)
         format("{}, but a length of {} was requested; GPT-2's learned positions fix the length", positions, seq_len));
   keys.add("seq_len", positions);
   keys.add("norm_eps", fields.number("layer_norm_epsilon", 1e-5));
-  fields.demand_one_of("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
+  read_gelu(fields, "activation_function", "gelu_new", keys);
   fields.demand("scale_attn_weights", true);
   fields.demand("scale_attn_by_inverse_layer_idx", false);
   fields.demand("add_cross_attention", false);

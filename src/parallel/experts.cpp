@@ -60,6 +60,7 @@ Experts::Experts(const Ranks& ranks, ParamStore& store, const LayerSpec& spec, c
       experts_(spec.model.n_expert),
       chosen_(spec.model.experts_per_token),
       normalize_(normalizes_topk(spec.model)),
+      act_(operator_activation(spec.model)),
       index_((spec.layer + 1) / spec.model.moe_every - 1),
       replicas_(sharding.data()),
       reports_(ranks.index(sharding.all() & ~(sharding.data() | sharding.stage_axis() | up_.rows)) == 0),
@@ -179,7 +180,8 @@ void Experts::activate_shared(Exec& ex, Routed& r) const {
   ops::run(ex, ops::GatedForward{.gate = gate_of(pre),
                                  .up = up_of(pre),
                                  .y = r.shared_z,
-                                 .weights = r.shared_gate.tensor().reshape({pre.rows()})});
+                                 .weights = r.shared_gate.tensor().reshape({pre.rows()}),
+                                 .act = act_});
 }
 
 Scratch Experts::output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& s) {
@@ -239,7 +241,8 @@ Scratch Experts::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, Gr
                                     .dgate = gate_of(pre),
                                     .dup = up_of(pre),
                                     .weights = r.shared_gate.tensor().reshape({n}),
-                                    .dweights = r.dweights.tensor().range(pairs, n)});
+                                    .dweights = r.dweights.tensor().range(pairs, n),
+                                    .act = act_});
   }
   if (!s.z) activate(ex, s);
   Scratch rows = exchange_ ? exchange_->finish(ex, std::move(sent)) : sorted(ex, dy, r);

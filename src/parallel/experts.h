@@ -94,6 +94,7 @@ class Experts final : public Mlp {
   const sharding::LinearSharding up_, down_;
   const int64_t width_, experts_, chosen_;  // H, E, k
   const bool normalize_;
+  const ops::Activation act_;
   const int64_t index_;     // the number of the layer among those with experts
   const AxisSet replicas_;  // along which ranks have different sequences
   const bool reports_;      // this rank counts its rows, among those that hold the same ones

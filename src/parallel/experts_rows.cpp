@@ -73,8 +73,9 @@ Tensor Experts::weights_of_rows(Exec& ex, const Routed& r, Scratch& memory) cons
 
 void Experts::activate(Exec& ex, const Tensor& pre, const Tensor& weights, const Tensor& z) const {
   const Tensor rows = pre.row_range(0, total_);
-  ops::run(
-      ex, ops::GatedForward{.gate = gate_of(rows), .up = up_of(rows), .y = z.row_range(0, total_), .weights = weights});
+  ops::run(ex,
+           ops::GatedForward{
+               .gate = gate_of(rows), .up = up_of(rows), .y = z.row_range(0, total_), .weights = weights, .act = act_});
 }
 
 void Experts::activate(Exec& ex, Saved& s) const {
@@ -94,7 +95,8 @@ void Experts::activation_gradient(Exec& ex, const Tensor& dz, const Tensor& pre,
                                   .dgate = gate_of(rows),
                                   .dup = up_of(rows),
                                   .weights = weights,
-                                  .dweights = dweights.reshape({dweights.count()}).range(0, total_)});
+                                  .dweights = dweights.reshape({dweights.count()}).range(0, total_),
+                                  .act = act_});
 }
 
 Scratch Experts::all_outputs(Exec& ex, const Batch& batch, Routed& r, Scratch&& y) {

@@ -1,9 +1,11 @@
 #pragma once
-// The MLP of one layer. GPT-2: down(gelu(up(x))). Gated: down(silu(gate(x)) ∘ up(x)), with gate ‖ up in one linear.
+// The MLP of one layer. Plain: down(act(up(x))). Gated: down(act(gate(x)) ∘ up(x)), with gate ‖ up in one linear.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {
 
+/// Returns the activation of the MLPs as operators call it.
+ops::Activation operator_activation(const config::Model& model);
 /// Return the halves of gate ‖ up.
 inline Tensor gate_of(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
 inline Tensor up_of(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
@@ -31,7 +33,7 @@ struct Routed {
 class Mlp {
  public:
   struct Saved {
-    Scratch pre;  // [N, F] gelu's input, or [N, 2F] gate ‖ up; with experts N·k rows or R rows, by expert
+    Scratch pre;  // [N, F] the activation's input, or [N, 2F] gate ‖ up; with experts N·k rows or R rows, by expert
     Scratch z;    // [N, F] input of the down projection; rebuilt under `selective`
     Routed routed;
   };
@@ -76,6 +78,7 @@ class DenseMlp final : public Mlp {
  private:
   void activate(Exec& ex, Saved& saved) const;
   bool gated_;
+  ops::Activation act_;
   std::unique_ptr<Linear> up_, down_;
 };
 

@@ -108,6 +108,16 @@ struct GeluGate {
     return gelu_with_slope<A>(x);
   }
 };
+struct GeluErfGate {
+  template <typename V>
+  [[gnu::always_inline]] static V value(V x) {
+    return vgelu_erf(x);
+  }
+  template <typename A>
+  [[gnu::always_inline]] static WithSlope<A> with_slope(Vec<A> x) {
+    return gelu_erf_with_slope<A>(x);
+  }
+};
 
 template <typename F, typename T>
 void gated_by(TileIn gate, TileIn up, const void* weights, TileOut y, int64_t rows, int64_t cols) {
@@ -156,7 +166,8 @@ void gated_backward_by(TileIn dy, TileIn gate, TileIn up, const void* weights, T
 /// Calls fn with the activation of a gated MLP.
 template <typename F>
 void with_gate(Activation act, F fn) {
-  act == Activation::silu ? fn(SiluGate()) : fn(GeluGate());
+  if (act == Activation::silu) return fn(SiluGate());
+  act == Activation::gelu_erf ? fn(GeluErfGate()) : fn(GeluGate());
 }
 template <typename T>
 void gated(TileIn gate, TileIn up, const void* weights, TileOut y, Activation act, int64_t rows, int64_t cols) {

@@ -32,18 +32,20 @@ template <typename C, typename V>
 
 /// Returns act(v) and act'(v); Near: for results in bf16 (math_bf16.h).
 template <bool Near, typename V>
-[[gnu::always_inline]] inline V activated(Activation, V v) {
+[[gnu::always_inline]] inline V activated(Activation act, V v) {
+  const bool exact = act == Activation::gelu_erf;
   if constexpr (Near)
-    return vgelu_near(v);
+    return exact ? vgelu_erf_near(v) : vgelu_near(v);
   else
-    return vgelu(v);
+    return exact ? vgelu_erf(v) : vgelu(v);
 }
 template <bool Near, typename V>
-[[gnu::always_inline]] inline V slope_of(Activation, V v) {
+[[gnu::always_inline]] inline V slope_of(Activation act, V v) {
+  const bool exact = act == Activation::gelu_erf;
   if constexpr (Near)
-    return vgelu_grad_near(v);
+    return exact ? vgelu_erf_grad_near(v) : vgelu_grad_near(v);
   else
-    return vgelu_grad(v);
+    return exact ? vgelu_erf_grad(v) : vgelu_grad(v);
 }
 
 enum class Ending { store, accumulate, epilogue };

@@ -95,6 +95,50 @@ template <typename T>
   return {x * s.value, fmadd(near * s.slope, fmadd(square, splat<T>(static_cast<T>(3 * kGeluCubic)), linear), s.value)};
 }
 
+/// The Gaussian distribution Φ and e^(−x²/2), from which gelu_erf and its derivative follow. A C library's erf does not
+/// vectorize, and its bits depend on the library. After a rational change of variable (Shepherd & Laframboise 1981,
+/// Math. Comp. 36), a polynomial, with the highest power first, gives the tail relative to e^(−x²/2): negative tails
+/// keep their relative accuracy. Beyond the bound, Φ is 0 or 1. The coefficients were fitted for this program.
+template <typename T>
+struct NormalForm;
+template <>
+struct NormalForm<float> {
+  static constexpr float kBound = 13.5f, kShift = 3.5f;
+  static constexpr float kFit[] = {0x1.82c444p-13f, 0x1.497b8ep-14f, -0x1.df0ddp-10f, 0x1.78afp-11f,   0x1.b59cd2p-7f,
+                                   -0x1.5cf2e2p-5f, 0x1.01ed34p-4f,  -0x1.f3607ap-6f, -0x1.34a84ep-4f, 0x1.24a97p-1f};
+};
+template <>
+struct NormalForm<double> {
+  static constexpr double kBound = 39, kShift = 4;
+  static constexpr double kFit[] = {
+      0x1.2f8c0e90b1e3dp-32,  0x1.84840738df439p-28,  0x1.e600961211617p-27, -0x1.bd0a303fad78bp-26,
+      -0x1.1433b3f657271p-23, 0x1.105909494dfc3p-26,  0x1.790f1cb75f26cp-21, 0x1.e51a277be00a8p-22,
+      -0x1.cbb9ac343bc22p-19, -0x1.11e205567562ap-18, 0x1.2fc9cf86c2d42p-16, 0x1.aa354ec430296p-16,
+      -0x1.eaa433fd743f9p-14, -0x1.bf516c515175ap-14, 0x1.dff13d4890822p-11, -0x1.0eeaa493baf13p-11,
+      -0x1.a21c5a29671b1p-8,  0x1.921d6a0dc9508p-6,   -0x1.88eabed0237e5p-5, 0x1.b7b978b5b6989p-5,
+      -0x1.bd7d64efe0170p-7,  -0x1.40a27105157eap-4,  0x1.22078ca96fa5ap-1};
+};
+/// Returns x·Φ(x) and its derivative Φ(x) + x·e^(−x²/2)/√(2π). Exp: e^(−v/2); Inverse: 1/v.
+template <typename Form, typename T, typename Exp, typename Inverse>
+[[gnu::always_inline]] inline WithSlope<T> gelu_erf_of(Vec<T> x, Exp exp_of_half, Inverse inverse) {
+  const Vec<T> low = vmax(splat<T>(-Form::kBound), x), near = vmin(splat<T>(Form::kBound), low);  // keep a NaN
+  const Vec<T> y = abs_impl<T>(near), a = fmadd(y, splat<T>(T(1.25)), splat<T>(T(1))), b = y + splat<T>(Form::kShift);
+  const Vec<T> e = exp_of_half(y * y), r = inverse(a * b), u = (y - splat<T>(Form::kShift)) * a * r;
+  Vec<T> fit = splat<T>(Form::kFit[0]);
+  constexpr int kTerms = sizeof(Form::kFit) / sizeof(T);
+#pragma GCC unroll 32
+  for (int i = 1; i < kTerms; ++i) fit = fmadd(fit, u, splat<T>(Form::kFit[i]));
+  const Vec<T> tail = e * fit * (b * r), distribution = near < Vec<T>{} ? tail : T(1) - tail;
+  constexpr T kDensity = static_cast<T>(0.39894228040143267794);  // 1/√(2π)
+  return {low * distribution, fmadd(near * kDensity, e, distribution)};
+}
+template <typename T>
+[[gnu::always_inline]] inline WithSlope<T> gelu_erf_with_slope(Vec<T> x) {
+  return gelu_erf_of<NormalForm<T>, T>(
+      x, [](Vec<T> v) __attribute__((always_inline)) { return exp_impl<T>(v * T(-0.5)); },
+      [](Vec<T> v) __attribute__((always_inline)) { return T(1) / v; });
+}
+
 // Function templates cannot deduce T from Vec<T>, so the functions that kernels call are overloads.
 [[gnu::always_inline]] inline Vec<float> vexp(Vec<float> x) { return exp_impl<float>(x); }
 [[gnu::always_inline]] inline Vec<double> vexp(Vec<double> x) { return exp_impl<double>(x); }
@@ -105,6 +149,11 @@ template <typename T>
 [[gnu::always_inline]] inline Vec<double> vgelu(Vec<double> x) { return gelu_impl<double>(x); }
 [[gnu::always_inline]] inline Vec<float> vgelu_grad(Vec<float> x) { return gelu_with_slope<float>(x).slope; }
 [[gnu::always_inline]] inline Vec<double> vgelu_grad(Vec<double> x) { return gelu_with_slope<double>(x).slope; }
+/// The exact form of gelu, and its derivative.
+[[gnu::always_inline]] inline Vec<float> vgelu_erf(Vec<float> x) { return gelu_erf_with_slope<float>(x).value; }
+[[gnu::always_inline]] inline Vec<double> vgelu_erf(Vec<double> x) { return gelu_erf_with_slope<double>(x).value; }
+[[gnu::always_inline]] inline Vec<float> vgelu_erf_grad(Vec<float> x) { return gelu_erf_with_slope<float>(x).slope; }
+[[gnu::always_inline]] inline Vec<double> vgelu_erf_grad(Vec<double> x) { return gelu_erf_with_slope<double>(x).slope; }
 
 }  // namespace
 }  // namespace trainer::ops::TRAINER_ISA

@@ -67,6 +67,20 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
   return fmadd(s * (s * e), x * fmadd(square, splat(kSquare), splat(kConstant)), s);
 }
 
+struct NearNormalForm {
+  static constexpr float kBound = 13.5f, kShift = 3.5f;
+  static constexpr float kFit[] = {-0x1.729994p-10f, 0x1.ed431p-11f,  0x1.ae99aep-7f,  -0x1.5dcb4cp-5f,
+                                   0x1.0216e4p-4f,   -0x1.f32a58p-6f, -0x1.34aa96p-4f, 0x1.24a968p-1f};
+};
+/// The exact form of gelu (math.h), and its derivative.
+[[gnu::always_inline]] inline WithSlope<float> gelu_erf_with_slope_near(Vec<float> x) {
+  return gelu_erf_of<NearNormalForm, float>(
+      x, [](Vec<float> v) __attribute__((always_inline)) { return vexp2_near(v * static_cast<float>(-kLog2E / 2)); },
+      [](Vec<float> v) __attribute__((always_inline)) { return vinverse_near(v); });
+}
+[[gnu::always_inline]] inline Vec<float> vgelu_erf_near(Vec<float> x) { return gelu_erf_with_slope_near(x).value; }
+[[gnu::always_inline]] inline Vec<float> vgelu_erf_grad_near(Vec<float> x) { return gelu_erf_with_slope_near(x).slope; }
+
 // --- bf16 in registers: two vectors of sums are rounded to one vector of 2·kLanes<float> elements ---
 
 using Halves = Vec<uint16_t>;

@@ -63,6 +63,16 @@ struct GeluGate {
     return gelu_with_slope<T>(x);
   }
 };
+struct GeluErfGate {
+  template <typename T>
+  static __device__ float value(float x) {
+    return gelu_erf_with_slope<T>(x).value;
+  }
+  template <typename T>
+  static __device__ WithSlope with_slope(float x) {
+    return gelu_erf_with_slope<T>(x);
+  }
+};
 
 template <typename F, typename T>
 struct GatedFormula {
@@ -177,7 +187,8 @@ template <typename Op, typename F>
 void for_gated(Exec& ex, const Op& op, F fn) {
   for_compute_type(op.gate.dtype, "gate", [&]<typename T>(T type) {
     if (ex.device.dry()) return;
-    op.act == Activation::silu ? fn(SiluGate(), type) : fn(GeluGate(), type);
+    if (op.act == Activation::silu) return fn(SiluGate(), type);
+    op.act == Activation::gelu_erf ? fn(GeluErfGate(), type) : fn(GeluGate(), type);
   });
 }
 

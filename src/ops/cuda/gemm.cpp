@@ -38,6 +38,7 @@ std::optional<Direct> direct(const Gemm& op) {
       way.rest = {.act = e.act, .pre = e.pre, .gradient = true};
       return way;
     }
+    if (e.act != Activation::gelu) return {};  // the library has the tanh form only
     if (op.c.cols() % 8 != 0 || op.c.ld() % 8 != 0 || e.pre.ld() % 8 != 0) return {};
     product.aux = e.pre;
     return way;

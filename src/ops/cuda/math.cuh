@@ -52,14 +52,42 @@ __device__ inline WithSlope gelu_with_slope(float x) {
   return {x * s.value, fmaf(near * s.slope, fmaf(square, 3 * kGeluCubic, kGeluLinear), s.value)};
 }
 
+/// The Gaussian distribution Φ; of bf16 results by the polynomial of CPUs (math_bf16.h). e: e^(−x²/2).
+template <typename T>
+__device__ inline float normal_distribution(float x, float e) {
+  if constexpr (!std::is_same_v<T, bf16>) {
+    return normcdff(x);
+  } else {
+    const float y = fabsf(x), a = fmaf(1.25f, y, 1.0f), b = y + 3.5f, r = fast_divide(1.0f, a * b),
+                u = (y - 3.5f) * a * r;
+    float fit = -0x1.729994p-10f;
+    fit = fmaf(fit, u, 0x1.ed431p-11f);
+    fit = fmaf(fit, u, 0x1.ae99aep-7f);
+    fit = fmaf(fit, u, -0x1.5dcb4cp-5f);
+    fit = fmaf(fit, u, 0x1.0216e4p-4f);
+    fit = fmaf(fit, u, -0x1.f32a58p-6f);
+    fit = fmaf(fit, u, -0x1.34aa96p-4f);
+    fit = fmaf(fit, u, 0x1.24a968p-1f);
+    const float tail = e * fit * (b * r);
+    return x < 0 ? tail : 1.0f - tail;
+  }
+}
+/// gelu_erf: x·Φ(x) and its derivative Φ(x) + x·e^(−x²/2)/√(2π). Beyond 13.5, Φ is 0 or 1; comparisons keep a NaN.
+template <typename T>
+__device__ inline WithSlope gelu_erf_with_slope(float x) {
+  const float low = x < -13.5f ? -13.5f : x, near = low > 13.5f ? 13.5f : low, e = exp_for<T>(-0.5f * near * near);
+  const float distribution = normal_distribution<T>(near, e);
+  return {low * distribution, fmaf(near * 0.398942280f, e, distribution)};
+}
+
 /// Return act(x) and act'(x), except of none and silu.
 template <typename T>
-__device__ inline float activated(Activation, float x) {
-  return gelu<T>(x);
+__device__ inline float activated(Activation act, float x) {
+  return act == Activation::gelu_erf ? gelu_erf_with_slope<T>(x).value : gelu<T>(x);
 }
 template <typename T>
-__device__ inline float slope_of(Activation, float x) {
-  return gelu_with_slope<T>(x).slope;
+__device__ inline float slope_of(Activation act, float x) {
+  return act == Activation::gelu_erf ? gelu_erf_with_slope<T>(x).slope : gelu_with_slope<T>(x).slope;
 }
 
 }  // namespace trainer::ops::cuda

@@ -37,5 +37,7 @@ T shuffle_xor(T value, int bits) {
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_divide(float a, float b) { return a / b; }
 inline uint32_t bf16_pair(float low, float high) { return bf16(low).bits | uint32_t{bf16(high).bits} << 16; }
+/// The Gaussian distribution, which CUDA's library has, but not the host's.
+inline float normcdff(float x) { return static_cast<float>(std::erfc(-static_cast<double>(x) / std::sqrt(2.0)) / 2); }
 
 }  // namespace trainer::ops::cuda

@@ -243,6 +243,7 @@ const Case kCases[] = {
     {"[model]\narch = 'llama'\nrope_type = 'yarn'\nrope_factor = 8\nrope_original = 64\nrope_beta_slow = 33",
      "6:18: model.rope_beta_slow: ",
      {"33", "rope_beta_fast = 32"}},
+    {"[model]\nactivation = 'silu'", "2:14: model.activation: ", {"gated MLPs", "gelu or gelu_erf"}},
     {"[model]\narch = 'llama'\nrotary_dim = 15", "3:14: model.rotary_dim: ", {"15", "must be even"}},
     {"[model]\narch = 'llama'\nrotary_dim = 200", "3:14: model.rotary_dim: ", {"200", "at most head_dim = 64"}},
     {"[model]\nrotary_dim = 16", "2:14: model.rotary_dim: ", {"16", "learned positions", "remove it"}},

@@ -43,7 +43,7 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
            {gpt2(), "n_layer", 2000000000, "n_layer"},
            {gpt2(), "n_embd", "24", "n_embd: \"24\""},
            {gpt2(), "n_head", 5, "n_head: 5 does not divide n_embd = 24"},
-           {gpt2(), "activation_function", "gelu", "activation_function: \"gelu\""},
+           {gpt2(), "activation_function", "relu", "activation_function: \"relu\""},
            {gpt2(), "scale_attn_weights", false, "scale_attn_weights: false"},
            {gpt2(), "scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx: true"},
            {gpt2(), "add_cross_attention", true, "add_cross_attention: true"},

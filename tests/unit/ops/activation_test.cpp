@@ -1,6 +1,8 @@
 #include "ops/activation.h"
 
+#include <cmath>
 #include <complex>
+#include <numbers>
 
 #include "unit/ops/op_fixture.h"
 
@@ -20,16 +22,35 @@ V silu(V x) {
 }
 
 template <typename V>
-V apply(Activation act, V x) {
+V value_at(Activation act, V x) {
   return act == Activation::silu ? silu(x) : act == Activation::gelu ? gelu(x) : x;
 }
-/// Returns act'(x) by the complex step.
-double slope_at(Activation act, double x) { return apply(act, std::complex<double>(x, 1e-40)).imag() / 1e-40; }
+template <>
+double value_at(Activation act, double x) {
+  if (act == Activation::gelu_erf) return x / 2 * std::erfc(-x / std::sqrt(2.0));
+  return static_cast<double>(value_at<long double>(act, x));
+}
+/// Returns act'(x), by the complex step where the function is analytic.
+double slope_at(Activation act, double x) {
+  if (act == Activation::gelu_erf)
+    return std::erfc(-x / std::sqrt(2.0)) / 2 + x * std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi);
+  return value_at(act, std::complex<double>(x, 1e-40)).imag() / 1e-40;
+}
 
 struct Case {
   int64_t rows, cols, gap;
 };
 std::vector<Case> cases() { return {{1, 1, 0}, {3, 37, 0}, {5, 16, 3}, {6, 40, 8}, {7, 2001, 0}, {4, 1099, 5}}; }
+
+struct GatedCase : Case {
+  Activation act;
+};
+std::vector<GatedCase> gated_cases() {
+  std::vector<GatedCase> all;
+  for (const Case& c : cases())
+    for (const Activation act : {Activation::silu, Activation::gelu, Activation::gelu_erf}) all.push_back({c, act});
+  return all;
+}
 
 template <typename T>
 struct Activations : DeviceTest {
@@ -47,8 +68,9 @@ TYPED_TEST(Activations, BiasAndActivationMatchTheFormula) {
   using T = TypeParam;
   for (const Case& c : cases())
     for (const bool biased : {false, true})
-      for (const Activation act : {Activation::none, Activation::gelu}) {
-        SCOPED_TRACE(format("[{}, {}] gap {}, bias {}", c.rows, c.cols, c.gap, biased));
+      for (const Activation act : {Activation::none, Activation::gelu, Activation::gelu_erf}) {
+        SCOPED_TRACE(
+            format("[{}, {}] gap {}, bias {}, activation {}", c.rows, c.cols, c.gap, biased, static_cast<int>(act)));
         Normal draw(41, 0, 2);
         const TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
         const TestTensor bias = TestTensor({c.cols}, this->kType).fill(draw);
@@ -66,33 +88,33 @@ TYPED_TEST(Activations, BiasAndActivationMatchTheFormula) {
                 const double sum = x.at(i) + (biased ? bias.at(i % c.cols) : 0);
                 expect_close<T>(out[0].at(i), sum, 1, std::abs(sum), "pre");
                 // Computed from the stored value, so that the backward pass can recompute it.
-                const double kept = out[0].at(i), want = apply(act, kept);
+                const double kept = out[0].at(i), want = value_at(act, kept);
                 expect_close<T>(out[1].at(i), want, 4, std::max(1.0, std::abs(kept)), format("act({})", kept));
               }
             });
       }
 }
 
-TYPED_TEST(Activations, GeluBackwardMatchesTheComplexStep) {
+TYPED_TEST(Activations, BackwardMatchesTheDerivative) {
   using T = TypeParam;
-  const double h = 1e-40;
-  for (const Case& c : cases()) {
+  for (const GatedCase& c : gated_cases()) {
+    if (c.act == Activation::silu) continue;
     Normal draw(42, 0, 3);
     const TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw),
                      dy = TestTensor({c.rows, c.cols}, this->kType).fill(draw);
     on_every_device(
         [&](TestExec& ex) {
           TestTensor d = dy, in = x, dx({c.rows, c.cols}, this->kType, c.gap), in_place = dy;
-          run(ex, ActivationBackward{d, in, dx, Activation::gelu});
-          run(ex, ActivationBackward{in_place, in, in_place, Activation::gelu});
+          run(ex, ActivationBackward{d, in, dx, c.act});
+          run(ex, ActivationBackward{in_place, in, in_place, c.act});
           for (int64_t i = 0; i < x.count(); ++i) EXPECT_EQ(in_place.at(i), dx.at(i));
           return std::vector<TestTensor>{dx};
         },
         [&](const std::vector<TestTensor>& out) {
           for (int64_t i = 0; i < x.count(); ++i) {
-            const double slope = gelu(std::complex<double>(x.at(i), h)).imag() / h;
+            const double slope = slope_at(c.act, x.at(i));
             expect_close<T>(out[0].at(i), dy.at(i) * slope, 16, std::max(1.0, std::abs(dy.at(i) * x.at(i))),
-                            format("gelu'({})", x.at(i)));
+                            format("act'({})", x.at(i)));
           }
         });
   }
@@ -136,34 +158,25 @@ TYPED_TEST(Activations, AgreesWithTheEpilogueOfAProductInEveryBit) {
   const TestTensor bias = TestTensor({cols}, this->kType).fill(draw);
   TestTensor one({cols, cols}, this->kType);
   for (int64_t i = 0; i < cols * cols; ++i) one.set(i, i / cols == i % cols ? 1 : 0);
-  on_every_device(
-      [&](TestExec& ex) {
-        TestTensor in = x, b = bias, unit = one, kept({rows, cols}, this->kType), y = kept, kept2 = kept, y2 = kept,
-                   dx = kept, dx2 = kept, input = pre;
-        Gemm product{.a = in, .b = unit, .c = y};
-        product.epilogue = {.bias = b, .act = Activation::gelu, .pre = kept};
-        run(ex, product);
-        run(ex, BiasActivation{in, b, kept2, y2, Activation::gelu});
-        EXPECT_TRUE(kept.memory() == kept2.memory());
-        EXPECT_TRUE(y.memory() == y2.memory());
-        Gemm gradient{.a = in, .b = unit, .c = dx};
-        gradient.epilogue = {.act = Activation::gelu, .pre = input, .gradient = true};
-        run(ex, gradient);
-        run(ex, ActivationBackward{in, input, dx2, Activation::gelu});
-        EXPECT_TRUE(dx.memory() == dx2.memory());
-        return std::vector<TestTensor>{y, dx};
-      },
-      [](const std::vector<TestTensor>&) {});
-}
-
-struct GatedCase : Case {
-  Activation act;
-};
-std::vector<GatedCase> gated_cases() {
-  std::vector<GatedCase> all;
-  for (const Case& c : cases())
-    for (const Activation act : {Activation::silu, Activation::gelu}) all.push_back({c, act});
-  return all;
+  for (const Activation act : {Activation::gelu, Activation::gelu_erf})
+    on_every_device(
+        [&](TestExec& ex) {
+          TestTensor in = x, b = bias, unit = one, kept({rows, cols}, this->kType), y = kept, kept2 = kept, y2 = kept,
+                     dx = kept, dx2 = kept, input = pre;
+          Gemm product{.a = in, .b = unit, .c = y};
+          product.epilogue = {.bias = b, .act = act, .pre = kept};
+          run(ex, product);
+          run(ex, BiasActivation{in, b, kept2, y2, act});
+          EXPECT_TRUE(kept.memory() == kept2.memory());
+          EXPECT_TRUE(y.memory() == y2.memory());
+          Gemm gradient{.a = in, .b = unit, .c = dx};
+          gradient.epilogue = {.act = act, .pre = input, .gradient = true};
+          run(ex, gradient);
+          run(ex, ActivationBackward{in, input, dx2, act});
+          EXPECT_TRUE(dx.memory() == dx2.memory());
+          return std::vector<TestTensor>{y, dx};
+        },
+        [](const std::vector<TestTensor>&) {});
 }
 
 TYPED_TEST(Activations, GatedUnitsMatchTheComplexStep) {
@@ -187,9 +200,9 @@ TYPED_TEST(Activations, GatedUnitsMatchTheComplexStep) {
             for (int64_t i = 0; i < c.cols; ++i) {
               const double g = both.at(r, i), u = both.at(r, c.cols + i), d = dy.at(r, i);
               const double slope = slope_at(c.act, g), scale = 1 + std::abs(d) * (1 + std::abs(g * u));
-              expect_close<T>(out[0].at(r, i), apply(c.act, g) * u, 8, 1 + std::abs(g * u), "y");
+              expect_close<T>(out[0].at(r, i), value_at(c.act, g) * u, 8, 1 + std::abs(g * u), "y");
               expect_close<T>(out[1].at(r, i), d * u * slope, 8, scale, "dgate");
-              expect_close<T>(out[1].at(r, c.cols + i), d * apply(c.act, g), 8, scale, "dup");
+              expect_close<T>(out[1].at(r, c.cols + i), d * value_at(c.act, g), 8, scale, "dup");
             }
         });
   }
@@ -221,16 +234,37 @@ TYPED_TEST(Activations, WeightedGatedUnitsMatchTheComplexStep) {
               const double g = both.at(r, i), u = both.at(r, c.cols + i), d = dy.at(r, i);
               const double slope = slope_at(c.act, g),
                            scale = (1 + std::abs(d) * (1 + std::abs(g * u))) * (1 + std::abs(w));
-              expect_close<T>(out[0].at(r, i), w * apply(c.act, g) * u, 8, (1 + std::abs(w)) * (1 + std::abs(g * u)),
+              expect_close<T>(out[0].at(r, i), w * value_at(c.act, g) * u, 8, (1 + std::abs(w)) * (1 + std::abs(g * u)),
                               "y");
               expect_close<T>(out[1].at(r, i), w * d * u * slope, 8, scale, "dgate");
-              expect_close<T>(out[1].at(r, c.cols + i), w * d * apply(c.act, g), 8, scale, "dup");
-              sum += d * apply(c.act, g) * u, size += std::abs(d) * (1 + std::abs(g * u));
+              expect_close<T>(out[1].at(r, c.cols + i), w * d * value_at(c.act, g), 8, scale, "dup");
+              sum += d * value_at(c.act, g) * u, size += std::abs(d) * (1 + std::abs(g * u));
             }
             expect_close<A>(out[2].at(r), sum, static_cast<double>(8 + c.cols), size, "dweight");
           }
         });
   }
+}
+
+// Values of an independent program. x = 3·sin φ, φ = 1 + 37i + 11j + 3ij + 101k with the number k of the operand.
+TEST(GatedUnits, HaveTheValuesOfTheReference) {
+  device::CpuDevice device(1);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const auto made = [](int64_t k, double size) {
+    TestTensor x({2, 4}, DType::f64);
+    for (int64_t i = 0; i < 2; ++i)
+      for (int64_t j = 0; j < 4; ++j)
+        x.set(i * 4 + j, size * std::sin(static_cast<double>(1 + 37 * i + 11 * j + 3 * i * j + 101 * k)));
+    return x;
+  };
+  TestTensor gate = made(0, 3), up = made(1, 1), dz = made(2, 1), z({2, 4}, DType::f64), dg = z, du = z;
+  run(ex, GatedForward{gate, up, z, {}, Activation::gelu});
+  run(ex, GatedBackward{dz, gate, up, dg, du, {}, {}, Activation::gelu});
+  EXPECT_NEAR(z.at(0), 2.497246758268742, 1e-13);
+  EXPECT_NEAR(dg.at(0), 9.620177733253724e-01, 1e-13);
+  EXPECT_NEAR(du.at(0), 2.342824543376245, 1e-13);
 }
 
 TYPED_TEST(Activations, SigmoidAndItsGradientMatchTheComplexStep) {

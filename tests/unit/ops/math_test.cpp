@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <complex>
 #include <limits>
@@ -60,6 +61,46 @@ TYPED_TEST(VectorMath, GeluGradientMatchesTheComplexStep) {
   }
 }
 
+/// x·Φ(x), and its derivative.
+long double exact_gelu(long double x) { return x / 2 * std::erfc(-x / std::sqrt(2.0L)); }
+long double exact_slope(long double x) {
+  return std::erfc(-x / std::sqrt(2.0L)) / 2 + x * std::exp(-x * x / 2) * 0.398942280401432677939946L;
+}
+
+// 1 + x²/2 is the condition of e^(−x²/2), which a C library's erfc has too.
+TYPED_TEST(VectorMath, ExactGeluKeepsTheAccuracyOfItsTail) {
+  using T = TypeParam;
+  const double range = sizeof(T) == 4 ? 12.5 : 36, half_ulp = std::numeric_limits<T>::epsilon() / 2;
+  for (int i = -100'000; i <= 100'000; ++i) {
+    const T x = static_cast<T>(range * i / 100'000);
+    const auto wide = static_cast<long double>(x);
+    const auto condition = static_cast<double>(1 + wide * wide / 2);
+    const T got = lane<T>([](Vec<T> v) { return vgelu_erf(v); }, x);
+    ASSERT_LE(std::abs(static_cast<long double>(got) - exact_gelu(wide)),
+              6 * half_ulp * condition * std::abs(exact_gelu(wide)))
+        << "x = " << x;
+    const T slope = lane<T>([](Vec<T> v) { return vgelu_erf_grad(v); }, x);
+    ASSERT_LE(std::abs(static_cast<long double>(slope) - exact_slope(wide)), 6 * half_ulp) << "x = " << x;
+  }
+}
+
+TYPED_TEST(VectorMath, ExactGeluHasTheValuesOfTheReference) {
+  using T = TypeParam;
+  const struct {
+    double x, value, slope;
+  } all[] = {{-6, -5.919525869479969e-09, -3.546870945402639e-08},
+             {-3, -4.049694094890310e-03, -1.194564720418392e-02},
+             {-1, -1.586552539314571e-01, -8.331547058768629e-02},
+             {0.5, 3.457312306370066e-01, 8.674951246561629e-01},
+             {2, 1.954499736103642, 1.085231801078197}};
+  for (const auto& [x, value, slope] : all) {
+    const double bound = sizeof(T) == 4 ? 1e-6 : 1e-15;
+    const T at = static_cast<T>(x);
+    EXPECT_NEAR(lane<T>([](Vec<T> v) { return vgelu_erf(v); }, at), value, bound);
+    EXPECT_NEAR(lane<T>([](Vec<T> v) { return vgelu_erf_grad(v); }, at), slope, bound);
+  }
+}
+
 TYPED_TEST(VectorMath, HandlesInfinitiesAndNan) {
   using T = TypeParam;
   const T inf = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
@@ -74,6 +115,20 @@ TYPED_TEST(VectorMath, HandlesInfinitiesAndNan) {
   EXPECT_EQ(grad(T(1e30)), T(1));
   EXPECT_EQ(grad(T(-1e30)), T(0));
   EXPECT_TRUE(std::isnan(grad(nan)));
+  const auto exact = [](T x) { return lane<T>([](Vec<T> v) { return vgelu_erf(v); }, x); };
+  const auto exact_grad = [](T x) { return lane<T>([](Vec<T> v) { return vgelu_erf_grad(v); }, x); };
+  EXPECT_EQ(exact(inf), inf);
+  EXPECT_EQ(exact(T(1e30)), T(1e30));
+  EXPECT_EQ(exact(T(0)), T(0));
+  EXPECT_TRUE(std::signbit(exact(T(-0.0))));
+  EXPECT_EQ(exact(std::numeric_limits<T>::denorm_min() * 4), std::numeric_limits<T>::denorm_min() * 2);
+  for (const T far : {T(-1e30), -inf}) {
+    EXPECT_EQ(exact(far), T(0));
+    EXPECT_EQ(exact_grad(far), T(0));
+  }
+  for (const T far : {T(1e30), inf}) EXPECT_EQ(exact_grad(far), T(1));
+  EXPECT_TRUE(std::isnan(exact(nan)));
+  EXPECT_TRUE(std::isnan(exact_grad(nan)));
 }
 
 // math_bf16.h. The tests of tiles check that other instruction sets give the same bits.
@@ -104,6 +159,21 @@ TEST(MathForBf16, StaysWithinItsBounds) {
   }
 }
 
+// All values of bf16 on which the function is not negligible.
+TEST(MathForBf16, ExactGeluStaysWithinItsBounds) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float x = std::bit_cast<float>(bits << 16);
+    if (!(std::abs(x) < 11.0f)) continue;
+    const auto wide = static_cast<long double>(x);
+    const auto bound = static_cast<double>(4e-6L * (1 + wide * wide / 2));
+    EXPECT_LE(std::abs(lane<float>([](Vec<float> v) { return vgelu_erf_near(v); }, x) - exact_gelu(wide)),
+              bound * std::abs(exact_gelu(wide)) + 1e-37)
+        << x;
+    EXPECT_LE(std::abs(lane<float>([](Vec<float> v) { return vgelu_erf_grad_near(v); }, x) - exact_slope(wide)), 5e-6)
+        << x;
+  }
+}
+
 TEST(MathForBf16, HandlesTheEndsOfTheRange) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const auto exp2 = [](float x) { return lane<float>([](Vec<float> v) { return vexp2_near(v); }, x); };
@@ -121,6 +191,17 @@ TEST(MathForBf16, HandlesTheEndsOfTheRange) {
   EXPECT_NEAR(slope(1e30f), 1, 1e-6);
   EXPECT_NEAR(slope(-1e30f), 0, 1e-12);
   EXPECT_TRUE(std::isnan(slope(nan)));
+  const auto exact = [](float x) { return lane<float>([](Vec<float> v) { return vgelu_erf_near(v); }, x); };
+  const auto exact_slope_at = [](float x) {
+    return lane<float>([](Vec<float> v) { return vgelu_erf_grad_near(v); }, x);
+  };
+  EXPECT_EQ(exact(0), 0);
+  EXPECT_EQ(exact(inf), inf);
+  EXPECT_NEAR(exact(-inf), 0, 1e-28);
+  EXPECT_TRUE(std::isnan(exact(nan)));
+  EXPECT_EQ(exact_slope_at(inf), 1);
+  EXPECT_NEAR(exact_slope_at(-inf), 0, 1e-28);
+  EXPECT_TRUE(std::isnan(exact_slope_at(nan)));
 }
 
 TEST(MathForBf16, RoundsToNearestEvenAndDropsSubnormals) {
