@@ -82,6 +82,7 @@ constexpr ModelKey kKeys[] = {
        return stored(config::kQkNormNames[static_cast<size_t>(norm)], norm != config::QkNorm::none);
      }},
     {"norm_place", [](const Model& m) { return stored("post", has_post_norms(m)); }, "pre"},
+    {"parallel_residual", [](const Model& m) { return stored("true", has_parallel_residual(m)); }, "false"},
     {"window", unless_zero<&Model::window>, "0"},
     {"window_full_every", unless_zero<&Model::window_full_every>, "0"},
     {"nope_every", [](const Model& m) { return stored(nope_interval(m), nope_interval(m) != 0); }, "0"},

@@ -52,6 +52,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"moe_z_loss_coeff", "train.router_z_loss"},
       {"hidden_act", "model.activation"},
       {"hidden_activation", "model.activation"},
+      {"use_parallel_residual", "model.parallel_residual"},
+      {"gpt-j-residual", "model.parallel_residual"},
       {"sliding_window", "model.window"},
       {"final_logit_softcapping", "model.logit_softcap"},
       {"z_loss_weight", "train.z_loss"},

@@ -97,6 +97,9 @@ void declare_model(std::vector<Key>& keys) {
       by_family([](const FamilyFacts& f) { return kNormPlaceNames[static_cast<size_t>(f.norm_place)]; }),
       "Place of the norms in attention and MLP. pre: before the first linear; post: after the last linear, before "
       "the result is added to the residual stream (OLMo 2).");
+  model.boolean("parallel_residual", &Model::parallel_residual,
+                by_family([](const FamilyFacts& f) { return f.parallel_residual ? "true" : "false"; }),
+                "Attention and MLP read the same input, and both are added to it (GPT-NeoX).");
   model.number("norm_eps", &Model::norm_eps, 0,
                {.range = above(0), .derived = by_family([](const FamilyFacts& f) { return to_toml(f.norm_eps); })},
                "Added to the variance in norms.");

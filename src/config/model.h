@@ -27,6 +27,7 @@ struct FamilyFacts {
   AttentionBias attn_bias = AttentionBias::none;  // without bias; with bias all linears of attention have one
   QkNorm qk_norm = QkNorm::none;
   NormPlace norm_place = NormPlace::pre;
+  bool parallel_residual = false;
   int64_t nope_every = 0;
   double norm_eps = 1e-5, rope_theta = 1e4;
   int64_t rotary_part = 1;  // RoPE rotates 1/rotary_part of a head's features
@@ -57,8 +58,9 @@ struct Model {
   std::optional<AttentionBias> attn_bias;  // if this or one of the next two is unset, the family decides: see below
   std::optional<bool> mlp_bias;
   std::optional<QkNorm> qk_norm;
-  std::optional<NormPlace> norm_place;  // unset: the family decides; has_post_norms() returns the effective value
-  int64_t max_positions = 0;            // 0: seq_len
+  std::optional<NormPlace> norm_place;    // unset: the family decides; has_post_norms() returns the effective value
+  std::optional<bool> parallel_residual;  // unset: the family decides; see has_parallel_residual()
+  int64_t max_positions = 0;              // 0: seq_len
   // Keys that a row sees at most, 0: all earlier ones; each layer whose number is a multiple of window_full_every sees
   // all of them. window_of() returns a layer's window.
   int64_t window = 0, window_full_every = 0;
@@ -126,6 +128,10 @@ inline QkNorm query_key_norm(const Model& model) { return model.qk_norm.value_or
 /// True if norms are applied to the outputs of attention and MLP instead of their inputs.
 inline bool has_post_norms(const Model& model) {
   return model.norm_place.value_or(model.family.norm_place) == NormPlace::post;
+}
+/// True if attention and MLP read the same x: x + attention(norm1(x)) + mlp(norm2(x)).
+inline bool has_parallel_residual(const Model& model) {
+  return model.parallel_residual.value_or(model.family.parallel_residual);
 }
 /// Returns whether the MLP of a layer, counted from 0, is a mixture of experts.
 inline bool is_moe_layer(const Model& model, int64_t layer) {

@@ -53,6 +53,9 @@ void require_same_features(const config::Model& m, const Family& family) {
   if (rotary_size(m) != head_size(m) && family.facts.rotary_part == 1)
     cannot_represent("rotary_dim", format("{}", rotary_size(m)),
                      format("Hugging Face's {} rotates all features of a head ({})", type, head_size(m)));
+  if (has_parallel_residual(m) && !family.facts.parallel_residual)
+    cannot_represent("parallel_residual", "true",
+                     format("Hugging Face's {} has attention and MLP one after the other", type));
   if (nope_interval(m) > 0 && family.facts.nope_every == 0)
     cannot_represent("nope_every", format("{}", nope_interval(m)),
                      format("Hugging Face's {} has RoPE in all layers; arch = \"smollm3\" leaves some out", type));

@@ -2,6 +2,7 @@
 // A branch of the residual stream: what attention or the MLP adds to it.
 //   pre-norm:   x + dropout(inner(norm(x)))
 //   post-norm:  x + dropout(norm(inner(x)))
+// In a parallel block, both branches read the same x, and their sum is added to it.
 #include "ops/activation.h"
 #include "parallel/attention.h"
 #include "parallel/mlp.h"
@@ -14,11 +15,18 @@ class Branch {
  public:
   /// Activations saved for backward. Members that recomputation rebuilds are empty.
   struct Saved {
-    Scratch x;  // [n, H] this rank's part of the residual stream
+    parallel::Operand x;  // [n, H] this rank's part of the residual stream
     parallel::NormStats stats;
     Scratch normed;  // [n, H] norm(x), rebuilt under `selective`; post-norm: the norm's input
     typename Inner::Saved inner;
-    Scratch dy, dinner;  // with batch.late: the gradients of the outputs of inner's last and first linear
+    // With batch.late: the gradients of the outputs of inner's last and first linear.
+    parallel::Operand dy;
+    Scratch dinner;
+  };
+  /// The values that branches of a parallel block share, since both read the same x.
+  struct Shared {
+    Tensor onto = {};                      // [n, H] the result is added to it, not to x or dy; may be empty
+    parallel::NormStats* stats = nullptr;  // statistics of x; null: those in Saved
   };
 
   /// `make` creates the inner part. `norm` and `dropout` are names, of parameters and of the mask.
@@ -31,13 +39,14 @@ class Branch {
         post_norm_(has_post_norms(spec.model)),
         recompute_(spec.recompute) {}
 
-  /// Returns the residual stream after the branch. Sets `s` for the backward pass if batch.keep.
-  Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& s) {
-    rebuild(ex, batch, std::move(x), s);
+  /// Returns the residual stream after the branch. Sets `s` for the backward pass if batch.keep. A borrowed x must stay
+  /// until then.
+  Scratch forward(Exec& ex, const parallel::Batch& batch, parallel::Operand x, Saved& s, const Shared& shared = {}) {
+    rebuild(ex, batch, std::move(x), s, shared.stats);
     const std::optional<ops::DropoutSite> dropout = dropout_.of(batch);
     Scratch y;
     if (!post_norm_) {
-      y = inner_->output(ex, batch, {.residual = s.x, .dropout = dropout}, s.inner);
+      y = inner_->output(ex, batch, {.residual = shared.onto ? shared.onto : s.x.x, .dropout = dropout}, s.inner);
     } else {
       y = norm_->forward(ex, s.normed, batch.keep ? &s.stats : nullptr);
       if (!batch.keep) s.normed.reset();
@@ -51,14 +60,16 @@ class Branch {
   }
 
   /// Sets `s` as forward() does, without computing the stream after the branch.
-  void rebuild(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& s) {
+  void rebuild(Exec& ex, const parallel::Batch& batch, parallel::Operand x, Saved& s,
+               parallel::NormStats* stats = nullptr) {
     s.x = std::move(x);
     if (post_norm_) {
-      inner_->forward(ex, batch, s.x.tensor(), s.inner);
+      inner_->forward(ex, batch, s.x.x, s.inner);
       s.normed = inner_->output(ex, batch, {}, s.inner);
       return;
     }
-    s.normed = norm_->forward(ex, s.x, batch.keep ? &s.stats : nullptr);
+    if (stats == nullptr) stats = &s.stats;
+    s.normed = norm_->forward(ex, s.x, batch.keep ? stats : nullptr);
     parallel::Operand input(s.normed);
     if (!batch.keep || recompute_ == config::Recompute::selective) input = std::move(s.normed);
     inner_->forward(ex, batch, std::move(input), s.inner);
@@ -74,10 +85,13 @@ class Branch {
     if (!norm_->is_split() && !post_norm_) s.stats = {};
   }
 
-  /// Returns the gradient of the residual stream before the branch, given that after it. Empties `s`; with batch.late,
-  /// what weight_gradients() needs stays.
-  Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
-    parallel::Operand d(dy);
+  /// Returns the gradient of the residual stream before the branch, given that after it; with shared.onto, the sum of
+  /// that and of the branch's part. Empties `s`; with batch.late, what weight_gradients() needs stays, which a borrowed
+  /// dy must.
+  Scratch backward(Exec& ex, const parallel::Batch& batch, parallel::Operand dy, Saved& s, parallel::GradSink& grads,
+                   const Shared& shared = {}) {
+    parallel::NormStats& stats = shared.stats != nullptr ? *shared.stats : s.stats;
+    parallel::Operand d(dy.x);
     if (const std::optional<ops::DropoutSite> dropout = dropout_.of(batch)) {
       d = ex.take("dropout.dy", d.x.shape, d.x.dtype);
       ops::run(ex, ops::DropoutAdd{dy, {}, d, *dropout});
@@ -89,30 +103,32 @@ class Branch {
     }
     Saved late;
     const bool is_late = batch.late && inner_->has_late_weight_gradients();
-    if (is_late) late.dy = std::move(d.owner);
+    if (is_late && d.owner) late.dy = std::move(d.owner);
     Scratch dinner = inner_->backward(ex, batch, std::move(d), s.inner, grads);
-    if (!post_norm_ && !s.normed) s.normed = norm_->forward(ex, s.x, &s.stats);
-    Scratch& input = post_norm_ ? s.x : s.normed;
-    Scratch dx = inner_->input_gradient(ex, batch, dinner, input, s.inner, grads);
+    if (!post_norm_ && !s.normed) s.normed = norm_->forward(ex, s.x, &stats);
+    Scratch dx = inner_->input_gradient(ex, batch, dinner, post_norm_ ? s.x.x : s.normed.tensor(), s.inner, grads);
     if (is_late) {
       late.dinner = std::move(dinner);
       late.inner = std::move(s.inner);
-      (post_norm_ ? late.x : late.normed) = std::move(input);
+      if (post_norm_)
+        late.x = std::move(s.x);
+      else
+        late.normed = std::move(s.normed);
     }
     dinner.reset();
     s.normed.reset();
     if (post_norm_)
       ops::run(ex, ops::Add{.x = dx, .other = dy, .y = dx});
     else
-      dx = norm_->backward(ex, dx, s.x, s.stats, dy, grads);
-    if (is_late && !late.dy) late.dy = std::move(dy);
+      dx = norm_->backward(ex, dx, s.x, stats, shared.onto ? shared.onto : dy.x, grads);
+    if (is_late && !late.dy.x) late.dy = std::move(dy);
     dy.reset();
     s = std::move(late);
     return dx;
   }
   /// Passes the gradients to the sink that backward() left. Empties `s`.
   void weight_gradients(Exec& ex, const parallel::Batch& batch, Saved& s, parallel::GradSink& grads) {
-    inner_->weight_gradients(ex, batch, s.dy, s.dinner, post_norm_ ? s.x : s.normed, s.inner, grads);
+    inner_->weight_gradients(ex, batch, s.dy, s.dinner, post_norm_ ? s.x.x : s.normed.tensor(), s.inner, grads);
     s = {};
   }
 

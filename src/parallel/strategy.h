@@ -58,9 +58,14 @@ class Linear {
 
 /// A tensor that the callee frees after its last use, if it is passed the owner.
 struct Operand {
+  Operand() = default;
   Operand(const Tensor& borrowed) : x(borrowed) {}
   Operand(Scratch&& owned) : owner(std::move(owned)), x(owner.tensor()) {}
   operator const Tensor&() const { return x; }
+  void reset() {
+    owner.reset();
+    x = {};
+  }
   Scratch owner;
   Tensor x;
 };

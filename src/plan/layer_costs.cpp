@@ -157,9 +157,10 @@ double LayerCosts::read(Site site, const Spread& spread, const LinearSharding& l
 
 double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& spread) {
   const double elements = rows_ * matrix_of(site).out;
-  // Recomputation of a block ends before the block's last reduction, unless a norm follows it.
+  // Recomputation of a block ends before the block's last reduction, unless a norm follows it; that of a parallel block
+  // before those of both branches.
   const bool ends = site == Site::down && !has_post_norms(config_.model);
-  const double again = ends ? 0 : repeated();
+  const double again = ends || (site == Site::out && has_parallel_residual(config_.model)) ? 0 : repeated();
   const Products time = products_next_to(site, linear);
   const MatrixPlacement at = placed(spread), output = output_of(linear);
   if (routes(site) && site == Site::up) return at == output ? 0 : kIllegal;
@@ -176,8 +177,9 @@ double LayerCosts::stream(const Spread& spread) {
   if (ranks(spread.cols) > 1) {
     const DType sums = accumulator_of(compute_);
     const double planes = config_.model.family.norm == config::NormKind::rms ? 1 : 2;
-    seconds += 2 * (collective(spread.cols, CommOp::all_gather, sums, planes * rows * ranks(spread.cols)) +
-                    collective(spread.cols, CommOp::all_reduce, sums, planes * rows));
+    const double gathers = has_parallel_residual(config_.model) ? 1 : 2;  // both norms have the same statistics
+    seconds += gathers * collective(spread.cols, CommOp::all_gather, sums, planes * rows * ranks(spread.cols)) +
+               2 * collective(spread.cols, CommOp::all_reduce, sums, planes * rows);
   }
   return seconds;
 }

@@ -30,7 +30,10 @@ LayerCosts::Gradients LayerCosts::gradients() const {
 double LayerCosts::stream_bytes(const Spread& spread) const {
   return rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
 }
-double LayerCosts::kept_streams() const { return rebuilds() && !has_post_norms(config_.model) ? 2 : 4; }
+double LayerCosts::kept_streams() const {
+  const bool shares = has_parallel_residual(config_.model);  // both branches read one stream
+  return (rebuilds() && !has_post_norms(config_.model) ? 2 : 4) - (shares ? 1 : 0);
+}
 double LayerCosts::attention_bytes(const Spread& spread, bool rebuilds) const {
   // q, k, v and the context; with qk_norm also q and k before their norms.
   const bool keeps_both = query_key_norm(config_.model) != config::QkNorm::none && !rebuilds;
@@ -99,14 +102,18 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
         moved = std::max(moved, now);
       }
     }
-    const double gradients =
-        rows_ * element_ *
-        (wide_ / ranks(layer.mlp.rows | layer.mlp.cols) + 2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
+    const bool shares_x = has_parallel_residual(config_.model);
+    const double streams = shares_x ? 3 : 2;  // dy stays for attention
+    const double gradients = rows_ * element_ *
+                             (wide_ / ranks(layer.mlp.rows | layer.mlp.cols) +
+                              streams * width_ / ranks(layer.stream.rows | layer.stream.cols));
     const double live = gradients + std::max(moved + routed_bytes(layer.mlp, layer.experts),
                                              exchange_bytes(layer.attention, layer.context));
     const int64_t whole = std::min(whole_left, layer.count);
     whole_left -= whole;
-    if (whole > 0) kinds.push_back({static_cast<double>(whole), stream, written, live + inside(false) + 3 * stream});
+    if (whole > 0)
+      kinds.push_back(
+          {static_cast<double>(whole), stream, written, live + inside(false) + (shares_x ? 2 : 3) * stream});
     if (whole < layer.count)
       kinds.push_back(
           {count - static_cast<double>(whole), kept_streams() * stream + inside(rebuilds()), written, live});

@@ -58,7 +58,7 @@ std::vector<double> sizes_after_ten_steps(int64_t width, int64_t base) {
   rig.model.forward(rig.ex, loaded.batch, saved);
   std::vector<double> sizes;
   for (const model::Block::Saved& block : saved.blocks)
-    for (const Scratch* x : {&block.attention.x, &block.mlp.x}) sizes.push_back(rms(*x));
+    for (const Tensor& x : {block.attention.x.x, block.mlp.x.x}) sizes.push_back(rms(x));
   sizes.push_back(rms(saved.x));
   return sizes;
 }
