@@ -143,6 +143,22 @@ constexpr Family kFamilies[] = {
                       .experts = ExpertFields::qwen,
                       .has_attention_bias = true},
      .gguf = {.architecture = "qwen3moe", .has_biases = false, .norm_topk = true}},
+    {.arch = Arch::gpt_neox,
+     .name = "gpt_neox",
+     .about = "RoPE on a quarter of a head, LayerNorm, exact GELU, attention and MLP in parallel",
+     .facts = {.norm = NormKind::layer,
+               .positions = Positions::rope,
+               .mlp = MlpKind::plain,
+               .activation = Activation::gelu_erf,
+               .bias = true,
+               .parallel_residual = true,
+               .rotary_part = 4},
+     .hugging_face = {.model_type = "gpt_neox",
+                      .architecture = "GPTNeoXForCausalLM",
+                      .form = FileForm::gpt_neox,
+                      .norm_eps = 1e-5,
+                      .has_attention_bias = true},
+     .gguf = {.architecture = "gptneox", .needs_biases = true, .ties = false}},
 };
 
 }  // namespace

@@ -9,9 +9,9 @@
 
 namespace trainer::config {
 
-/// The forms of a family's files: GPT-2's (config.json with n_embd, Conv1D [in, out] with q, k and v in one tensor), or
-/// those that Llama began.
-enum class FileForm { gpt2, llama };
+/// The forms of a family's files: GPT-2's (config.json with n_embd, Conv1D [in, out] with q, k and v in one tensor),
+/// those that Llama began, or GPT-NeoX's (q, k and v in one tensor, head by head).
+enum class FileForm { gpt2, llama, gpt_neox };
 
 /// The fields that a family's config.json has for sliding windows. `never`: it has them, but windows are not supported.
 enum class WindowFields { none, all_layers, some_layers, never };
@@ -41,6 +41,7 @@ struct GgufFamily {
   const char* architecture = nullptr;  // null: export as GGUF is not supported
   bool turns_pairs = false;            // rotates adjacent pairs of features, not halves: heads are stored in that order
   bool has_biases = true;              // false: none in attention
+  bool needs_biases = false;           // true: in all linears of attention
   bool fixed_heads = false;            // n_head · head_dim must be d_model
   bool ties = true;                    // false: the head is never the embedding
   bool norm_topk = false;              // with experts: their weights are normalized

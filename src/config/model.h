@@ -6,7 +6,7 @@
 
 namespace trainer::config {
 
-enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3, olmo2, mixtral, olmoe, qwen2_moe, qwen3_moe };
+enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3, olmo2, mixtral, olmoe, qwen2_moe, qwen3_moe, gpt_neox };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head, full };
 enum class NormPlace { pre, post };
@@ -100,7 +100,8 @@ inline int64_t head_size(const Model& model) {
 /// Returns the number of features of a head, its first ones, that RoPE rotates.
 inline int64_t rotary_size(const Model& model) {
   if (model.rotary_dim > 0) return model.rotary_dim;
-  return model.family.rotary_part == 1 ? head_size(model) : head_size(model) / model.family.rotary_part / 2 * 2;
+  const int64_t part = head_size(model) / model.family.rotary_part;
+  return model.family.rotary_part == 1 ? part : part < 2 ? 2 : part / 2 * 2;
 }
 /// Returns which linears of attention have biases in a resolved model.
 inline AttentionBias attention_bias(const Model& model) {

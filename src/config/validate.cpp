@@ -127,10 +127,6 @@ void check_model(const Model& m, Checker& checker) {
                   "rotary_dim = {} is odd; RoPE rotates pairs of features, so it must be even", m.rotary_dim);
   checker.require(!heads_fit || m.rotary_dim <= head_size(m), {"model.rotary_dim", "model.head_dim"},
                   "rotary_dim = {} is more than a head has; use at most head_dim = {}", m.rotary_dim, head_size(m));
-  checker.require(!heads_fit || !has_rope_positions(m) || rotary_size(m) > 0, {"model.rotary_dim", "model.arch"},
-                  "RoPE rotates 1/{} of a head's features with arch = \"{}\", which is none of head_dim = {}; set "
-                  "rotary_dim",
-                  m.family.rotary_part, family_of(m).name, head_size(m));
   check_rope(m, checker);
 }
 

@@ -105,8 +105,6 @@ void require_runnable_experts(const config::Model& m, const config::GgufFamily& 
   if (query_key_norm(m) == config::QkNorm::full && m.n_kv_head != m.n_head)
     cannot_run("n_kv_head", format("{}", m.n_kv_head),
                format("llama.cpp's {} normalizes as many keys as queries ({})", theirs.architecture, m.n_head));
-  if (!theirs.ties && m.tie_embeddings.value())
-    cannot_run("tie_embeddings", "true", format("llama.cpp's {} has a head of its own", theirs.architecture));
 }
 
 /// Throws for models that Hugging Face's library can represent, but llama.cpp cannot.
@@ -122,6 +120,10 @@ void require_runnable(const ExportSource& source) {
   const bool biases = attention_bias(m) == config::AttentionBias::all;
   if (!theirs.has_biases && biases)
     cannot_run("attn_bias", "\"all\"", format("llama.cpp's {} has no biases", theirs.architecture));
+  if (theirs.needs_biases && !biases)
+    cannot_run("attn_bias", "\"none\"", format("llama.cpp's {} has biases", theirs.architecture));
+  if (!theirs.ties && m.tie_embeddings.value())
+    cannot_run("tie_embeddings", "true", format("llama.cpp's {} has a head of its own", theirs.architecture));
   if (m.rope_type == RopeType::llama3 && !theirs.turns_pairs)
     cannot_run("rope_type", "\"llama3\"", "llama.cpp has it for llama and mistral only");
   if (theirs.fixed_heads && attention_width(m) != m.d_model)
@@ -173,7 +175,7 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
   const config::Family& family = config::family_of(m);
   if (family.gguf.architecture == nullptr)
     cannot_run("arch", format("\"{}\"", family.name),
-               "use gpt2, llama, mistral, qwen2, qwen3 or a family with experts");
+               "use gpt2, gpt_neox, llama, mistral, qwen2, qwen3 or a family with experts");
   const std::string arch = family.gguf.architecture;
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
   // Numbers of llama.cpp's file types.
@@ -203,6 +205,8 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
     metadata.emplace_back(arch + ".attention.key_length", number(head_size(m)));
     metadata.emplace_back(arch + ".attention.value_length", number(head_size(m)));
     add_rope_keys(m, arch, metadata);
+    if (family.hugging_face.form == config::FileForm::gpt_neox)
+      metadata.emplace_back(arch + ".use_parallel_residual", has_parallel_residual(m));
   }
   add_tokenizer(source.tokenizer, source.special, source.vocab, metadata);
   return metadata;
@@ -222,6 +226,7 @@ std::vector<float> frequency_divisors(const config::Model& m) {
 
 Exported export_gguf(const fs::path& path, const fs::path& output, const GgufOptions& options) {
   ExportSource source(path, options.allow_nonfinite);
+  for (MappedTensor& tensor : source.tensors) tensor.block = 0;  // llama.cpp has all of q, then k, then v
   require_runnable(source);
   source.weights.require_parts(source.tensors);
   const GgufMetadata metadata = metadata_of(source, options.type);

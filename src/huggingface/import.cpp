@@ -27,7 +27,10 @@ namespace {
 
 constexpr int64_t kConverted = int64_t{1} << 18;  // elements converted at a time
 constexpr int64_t kLargestConfig = int64_t{1} << 20;
-constexpr const char *kHead = "lm_head.weight", *kTable = "wte", *kConfigFile = "config.json";
+constexpr const char *kHeads[] = {"lm_head.weight", "embed_out.weight"}, *kTable = "wte", *kHead = "head.weight",
+                     *kConfigFile = "config.json";
+
+bool is_head(std::string_view name) { return std::ranges::count(kHeads, name) > 0; }
 
 /// Reads the tensors of a model from its files.
 class TensorReader {
@@ -35,14 +38,15 @@ class TensorReader {
   TensorReader(const WeightFiles& files, const config::Model& model)
       : files_(files), prefix_(name_prefix(model)), tied_(model.tie_embeddings.value()) {}
 
-  /// Returns the position of a tensor. Files of models without a head omit the prefix of the names. A tied embedding
-  /// may be stored under the name of the head only.
+  /// Returns the position of a tensor. Files of models without a head omit the prefix of the names. The head has one of
+  /// two names, and a tied embedding may be stored under that only.
   WeightFiles::Place place_of(const MappedTensor& tensor) const {
     WeightFiles::Place place = files_.find(tensor.name);
     if (place.file == nullptr && tensor.name.starts_with(prefix_))
       place = files_.find(tensor.name.substr(prefix_.size()));
-    if (place.file == nullptr && tied_ && !tensor.parts.empty() && tensor.parts.front().name == kTable)
-      place = files_.find(kHead);
+    if (place.file == nullptr && !tensor.parts.empty() && tensor.parts.front().name == (tied_ ? kTable : kHead))
+      for (const char* name : kHeads)
+        if (place.file == nullptr) place = files_.find(name);
     return place;
   }
 
@@ -64,7 +68,7 @@ class TensorReader {
     }
     for (const auto& [name, place] : files_.tensors()) {
       if (used.contains(name) || is_constant(name)) continue;
-      if (name != kHead || !tied_) refuse(place, "this program's model has no such tensor");
+      if (!is_head(name) || !tied_) refuse(place, "this program's model has no such tensor");
       require_same(place, place_of(all.front()));
     }
   }

@@ -52,10 +52,13 @@ void require_same_features(const config::Model& m, const Family& family) {
                             type));
   if (rotary_size(m) != head_size(m) && family.facts.rotary_part == 1)
     cannot_represent("rotary_dim", format("{}", rotary_size(m)),
-                     format("Hugging Face's {} rotates all features of a head ({})", type, head_size(m)));
+                     format("Hugging Face's {} rotates all features of a head ({}); arch = \"gpt_neox\" need not", type,
+                            head_size(m)));
   if (has_parallel_residual(m) && !family.facts.parallel_residual)
     cannot_represent("parallel_residual", "true",
-                     format("Hugging Face's {} has attention and MLP one after the other", type));
+                     format("Hugging Face's {} has attention and MLP one after the other; arch = \"gpt_neox\" may have "
+                            "them in parallel",
+                            type));
   if (nope_interval(m) > 0 && family.facts.nope_every == 0)
     cannot_represent("nope_every", format("{}", nope_interval(m)),
                      format("Hugging Face's {} has RoPE in all layers; arch = \"smollm3\" leaves some out", type));
@@ -266,6 +269,66 @@ void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Key
   keys.add("tie_embeddings", fields.flag("tie_word_embeddings", theirs.tied));
 }
 
+/// Throws if Hugging Face's GPT-NeoX cannot represent the model.
+void require_neox(const config::Model& m, const Family& family) {
+  using config::AttentionBias;
+  require_same_features(m, family);
+  require_experts(m, family);
+  const char* const all = "the norms and MLPs of Hugging Face's gpt_neox have biases; train with true";
+  if (!m.bias.value()) cannot_represent("bias", "false", all);
+  if (!has_mlp_bias(m)) cannot_represent("mlp_bias", "false", all);
+  if (attention_bias(m) == AttentionBias::qkv)
+    cannot_represent("attn_bias", "\"qkv\"",
+                     "Hugging Face's gpt_neox has biases in all linears of attention or in none");
+  if (m.n_kv_head != m.n_head)
+    cannot_represent("n_kv_head", format("{}", m.n_kv_head),
+                     format("Hugging Face's gpt_neox has as many key and value heads as query heads ({})", m.n_head));
+  if (attention_width(m) != m.d_model)
+    cannot_represent("head_dim", format("{}", m.head_dim),
+                     format("Hugging Face's gpt_neox has heads of d_model / n_head = {} / {}", m.d_model, m.n_head));
+}
+
+void add_neox(const config::Model& m, const Family& family, ordered_json& out) {
+  require_neox(m, family);
+  out["max_position_embeddings"] = m.max_positions > 0 ? m.max_positions : m.seq_len;
+  out["hidden_size"] = m.d_model;
+  out["intermediate_size"] = m.d_ff;
+  out["num_hidden_layers"] = m.n_layer;
+  out["num_attention_heads"] = m.n_head;
+  add_gelu(m, "hidden_act", out);
+  out["layer_norm_eps"] = m.norm_eps;
+  add_neox_rope(m, out);
+  out["use_parallel_residual"] = has_parallel_residual(m);
+  out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
+  for (const char* place : {"hidden_dropout", "attention_dropout"}) out[place] = m.dropout;
+}
+
+void read_neox(const Fields& fields, const Family& family, int64_t seq_len, Keys& keys) {
+  const int64_t width = fields.size("hidden_size"), heads = fields.size("num_attention_heads");
+  if (width % heads != 0) fields.refuse("num_attention_heads", format("{} does not divide {}", heads, width));
+  if (fields.size("num_key_value_heads", heads) != heads)
+    fields.refuse("num_key_value_heads", format("{}, but gpt_neox has as many key and value heads as query heads ({})",
+                                                fields.size("num_key_value_heads"), heads));
+  keys.add("n_layer", fields.size("num_hidden_layers"));
+  keys.add("n_head", heads);
+  keys.add("d_model", width);
+  keys.add("d_ff", fields.size("intermediate_size"));
+  read_length(fields, seq_len, keys);
+  fields.demand_absent("sliding_window");
+  keys.add("norm_eps", fields.number("layer_norm_eps", family.hugging_face.norm_eps));
+  read_neox_rope(fields, width / heads, keys);
+  read_gelu(fields, "hidden_act", kExactGelu, keys);
+  keys.add("parallel_residual", fields.flag("use_parallel_residual", true));
+  if (!fields.flag("attention_bias", true)) keys.add("attn_bias", std::string("none"));
+  const double dropout = fields.number("hidden_dropout", 0);
+  if (const double other = fields.number("attention_dropout", 0); other != dropout)
+    fields.refuse("attention_dropout", format("{}, but hidden_dropout is {}: this program supports only one dropout "
+                                              "rate; make them equal in the file (results do not depend on it)",
+                                              other, dropout));
+  keys.add("dropout", dropout);
+  keys.add("tie_embeddings", fields.flag("tie_word_embeddings", false));
+}
+
 /// The functions for a form of config.json.
 struct Form {
   /// Throws if models of the family cannot represent the model.
@@ -273,7 +336,9 @@ struct Form {
   void (*add)(const config::Model&, const Family&, ordered_json&);
   void (*read)(const Fields&, const Family&, int64_t seq_len, Keys&);
 };
-constexpr Form kForms[] = {{require_gpt2, add_gpt2, read_gpt2}, {require_llama, add_llama, read_llama}};  // by FileForm
+constexpr Form kForms[] = {{require_gpt2, add_gpt2, read_gpt2},  // by FileForm
+                           {require_llama, add_llama, read_llama},
+                           {require_neox, add_neox, read_neox}};
 const Form& form_of(const Family& family) { return kForms[static_cast<size_t>(family.hugging_face.form)]; }
 
 }  // namespace

@@ -108,19 +108,64 @@ void read_scaling(const Fields& fields, const Fields& rope, const char* name, Ke
 
 }  // namespace
 
-void read_rope(const Fields& fields, double default_theta, Keys& keys) {
+void read_rope(const Fields& fields, double default_theta, Keys& keys, bool partial) {
   const double outside = fields.number("rope_theta", default_theta);
   double theta = outside;
   const char* source = nullptr;
   for (const char* name : {kParameters, kScaling}) {  // the last one that is not empty wins
     if (fields.find(name) == nullptr || fields.find(name)->empty()) continue;
     const Fields rope = fields.object(name);
-    rope.demand("partial_rotary_factor", 1.0);
+    if (!partial) rope.demand("partial_rotary_factor", 1.0);
     theta = rope.number("rope_theta", outside);
     source = name;
   }
   keys.add("rope_theta", theta);
   if (source != nullptr) read_scaling(fields, fields.object(source), source, keys);
+}
+
+namespace {
+
+/// Returns the number that all these fields have, which may be in the objects of RoPE, too; throws if they differ.
+double same_number(const Fields& fields, std::initializer_list<const char*> names, double otherwise) {
+  std::optional<std::pair<std::string, double>> first;
+  const auto take = [&](const Fields& from, const std::string& place) {
+    for (const char* name : names) {
+      if (from.find(name) == nullptr) continue;
+      const double value = from.number(name, 0);
+      if (!first) first = {place + name, value};
+      if (value != first->second)
+        fields.refuse(place + name, format("{}, but {} is {}; make them equal", value, first->first, first->second));
+    }
+  };
+  take(fields, "");
+  for (const char* object : {kParameters, kScaling})
+    if (fields.find(object) != nullptr) take(fields.object(object), format("{}.", object));
+  return first ? first->second : otherwise;
+}
+
+}  // namespace
+
+void read_neox_rope(const Fields& fields, int64_t head, Keys& keys) {
+  constexpr const char* kPart = "rotary_pct";
+  read_rope(fields, same_number(fields, {"rotary_emb_base", "rope_theta"}, 1e4), keys, /*partial=*/true);
+  const double part = same_number(fields, {kPart, "partial_rotary_factor"}, 0.25);
+  const double rotated = part * static_cast<double>(head);
+  if (!(part > 0 && part <= 1)) fields.refuse(kPart, format("{}, expected a number above 0, at most 1", part));
+  const auto features = static_cast<int64_t>(rotated);
+  if (features % 2 != 0 || features == 0)
+    fields.refuse(kPart, format("{} of a head of {} features is {}, of which transformers rotates {}; this program "
+                                "needs an even number of at least 2",
+                                part, head, rotated, features + features % 2));
+  keys.add("rotary_dim", features);
+}
+
+void add_neox_rope(const config::Model& m, ordered_json& out) {
+  const int64_t head = head_size(m), rotary = rotary_size(m);
+  double part = static_cast<double>(rotary) / static_cast<double>(head);
+  if (static_cast<int64_t>(part * static_cast<double>(head)) < rotary) part = std::nextafter(part, 1.0);
+  out["rotary_pct"] = part;
+  out["rotary_emb_base"] = m.rope_theta;
+  add_rope(m, out);
 }
 
 void add_rope(const config::Model& m, ordered_json& out) {

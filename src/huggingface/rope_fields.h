@@ -5,8 +5,13 @@
 
 namespace trainer::huggingface {
 
-/// Reads either form; rope_scaling wins unless it is null. Rejects types of scaling that this program does not support.
-void read_rope(const Fields& fields, double default_theta, Keys& keys);
+/// Reads either form; rope_scaling wins unless it is null. Rejects types of scaling that this program does not support,
+/// and, unless the caller reads it, a partial_rotary_factor.
+void read_rope(const Fields& fields, double default_theta, Keys& keys, bool partial = false);
+/// Reads the fields for the base and for the part of a head of `head` features that GPT-NeoX rotates, which have two
+/// names each, and may be in rope_parameters, too.
+void read_neox_rope(const Fields& fields, int64_t head, Keys& keys);
+void add_neox_rope(const config::Model& model, ordered_json& out);
 /// Writes the older form, which every version reads.
 void add_rope(const config::Model& model, ordered_json& out);
 

@@ -12,26 +12,27 @@ namespace {
 
 using config::FileForm;
 
-/// The names of a tensor, without ".weight" and the like: ours, those of the two forms of files, and GGUF's. Parts of a
+/// The names of a tensor, without ".weight" and the like: ours, those of the forms of files, and GGUF's. Parts of a
 /// linear that have the same name are one tensor, for which GGUF may have a name of its own.
 struct Names {
-  const char *ours, *theirs[2] /* by FileForm; null: none */, *gguf, *gguf_joined = nullptr;
+  const char *ours, *theirs[3] /* by FileForm; null: none */, *gguf, *gguf_joined = nullptr;
 };
-constexpr Names kNames[] = {{"wte", {"wte", "embed_tokens"}, "token_embd"},
-                            {"wpe", {"wpe", nullptr}, "position_embd"},
-                            {"norm1", {"ln_1", "input_layernorm"}, "attn_norm"},
-                            {"attn.q", {"attn.c_attn", "self_attn.q_proj"}, "attn_q", "attn_qkv"},
-                            {"attn.k", {"attn.c_attn", "self_attn.k_proj"}, "attn_k"},
-                            {"attn.v", {"attn.c_attn", "self_attn.v_proj"}, "attn_v"},
-                            {"attn.o", {"attn.c_proj", "self_attn.o_proj"}, "attn_output"},
-                            {"attn.q_norm", {nullptr, "self_attn.q_norm"}, "attn_q_norm"},
-                            {"attn.k_norm", {nullptr, "self_attn.k_norm"}, "attn_k_norm"},
-                            {"norm2", {"ln_2", "post_attention_layernorm"}, "ffn_norm"},
-                            {"mlp.gate", {nullptr, "mlp.gate_proj"}, "ffn_gate"},
-                            {"mlp.up", {"mlp.c_fc", "mlp.up_proj"}, "ffn_up"},
-                            {"mlp.down", {"mlp.c_proj", "mlp.down_proj"}, "ffn_down"},
-                            {"norm_f", {"ln_f", "norm"}, "output_norm"},
-                            {"head", {"lm_head", "lm_head"}, "output"}};
+constexpr Names kNames[] = {
+    {"wte", {"wte", "embed_tokens", "embed_in"}, "token_embd"},
+    {"wpe", {"wpe"}, "position_embd"},
+    {"norm1", {"ln_1", "input_layernorm", "input_layernorm"}, "attn_norm"},
+    {"attn.q", {"attn.c_attn", "self_attn.q_proj", "attention.query_key_value"}, "attn_q", "attn_qkv"},
+    {"attn.k", {"attn.c_attn", "self_attn.k_proj", "attention.query_key_value"}, "attn_k"},
+    {"attn.v", {"attn.c_attn", "self_attn.v_proj", "attention.query_key_value"}, "attn_v"},
+    {"attn.o", {"attn.c_proj", "self_attn.o_proj", "attention.dense"}, "attn_output"},
+    {"attn.q_norm", {nullptr, "self_attn.q_norm"}, "attn_q_norm"},
+    {"attn.k_norm", {nullptr, "self_attn.k_norm"}, "attn_k_norm"},
+    {"norm2", {"ln_2", "post_attention_layernorm", "post_attention_layernorm"}, "ffn_norm"},
+    {"mlp.gate", {nullptr, "mlp.gate_proj"}, "ffn_gate"},
+    {"mlp.up", {"mlp.c_fc", "mlp.up_proj", "mlp.dense_h_to_4h"}, "ffn_up"},
+    {"mlp.down", {"mlp.c_proj", "mlp.down_proj", "mlp.dense_4h_to_h"}, "ffn_down"},
+    {"norm_f", {"ln_f", "norm", "final_layer_norm"}, "output_norm"},
+    {"head", {"lm_head", "lm_head", "embed_out"}, "output"}};
 // Norms after a branch.
 constexpr Names kAfter[] = {{"norm1", {nullptr, "post_attention_layernorm"}, "post_attention_norm"},
                             {"norm2", {nullptr, "post_feedforward_layernorm"}, "post_ffw_norm"}};
@@ -48,7 +49,8 @@ constexpr Names kMixtral[] = {{"mlp.router", {nullptr, "block_sparse_moe.gate"},
                               {"mlp.experts.gate", {nullptr, "block_sparse_moe.experts.{}.w1"}, "ffn_gate_exps"},
                               {"mlp.experts.up", {nullptr, "block_sparse_moe.experts.{}.w3"}, "ffn_up_exps"},
                               {"mlp.experts.down", {nullptr, "block_sparse_moe.experts.{}.w2"}, "ffn_down_exps"}};
-constexpr const char *kPrefixes[] = {"transformer.", "model."}, *kBlocks[] = {"h", "layers"};  // by FileForm
+constexpr const char *kPrefixes[] = {"transformer.", "model.", "gpt_neox."},  // by FileForm
+    *kBlocks[] = {"h", "layers", "layers"};
 
 FileForm form_of(const config::Model& model) { return config::family_of(model).hugging_face.form; }
 
@@ -143,12 +145,17 @@ class Collector {
           {.shape = gpt2_ ? Shape{linear.in, out} : Shape{out, linear.in},
            .parts = weights,
            .transposed = !gpt2_,
+           .block = block_of(joined),
            .in_first = gpt2_,
            .rotated_heads = rotated},
           true, joined);
       // In Hugging Face's GPT-2 all linears have biases; those that the model does not have are zeros.
       if (gpt2_ || linear.bias) bias(names, ours, linear.bias, joined, rotated);
     }
+  }
+  /// GPT-NeoX's q, k and v alternate head by head.
+  int64_t block_of(bool joined) const {
+    return joined && form_of(model_) == FileForm::gpt_neox ? head_size(model_) : 0;
   }
   bool is_same_name(const Names& a, const Names& b) const {
     const char *const one = a.theirs[form_], *const other = b.theirs[form_];
@@ -162,7 +169,8 @@ class Collector {
       if (present) parts.push_back({prefix_ + each.name + ".bias", each.width});
       width += each.width;
     }
-    add(names, ".bias", {.shape = {width}, .parts = parts, .rotated_heads = rotated}, true, joined);
+    add(names, ".bias", {.shape = {width}, .parts = parts, .block = block_of(joined), .rotated_heads = rotated}, true,
+        joined);
   }
   void add(const Names& names, const char* suffix, MappedTensor tensor, bool has_prefix = true, bool joined = false) {
     if (names.theirs[form_] == nullptr) return;

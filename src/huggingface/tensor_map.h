@@ -1,10 +1,11 @@
 #pragma once
-// The tensors of a GPT-2 model, or of one of the families derived from Llama, in Hugging Face transformers, and the
-// tensors of this program from which they are assembled.
+// The tensors of a GPT-2 or GPT-NeoX model, or of one of the families derived from Llama, in Hugging Face transformers,
+// and the tensors of this program from which they are assembled.
 //
-// Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
-// columns of q, k and v side by side in one matrix. The Llama families rotate halves (RoPE), as this program does. Each
-// expert has tensors of its own there; here those of all experts of a layer are one tensor.
+// Weights of linears are [in, out] here and in GPT-2 (its Conv1D), otherwise [out, in] (torch's Linear). GPT-2 keeps
+// the columns of q, k and v side by side in one matrix, GPT-NeoX those of each head. All but GPT-2 rotate halves
+// (RoPE), as this program does. Each expert has tensors of its own there; here those of all experts of a layer are one
+// tensor.
 #include <cstdint>
 #include <string>
 #include <vector>

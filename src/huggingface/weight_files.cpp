@@ -39,6 +39,7 @@ std::vector<std::string> files_of(const fs::path& folder, WeightIndex& index) {
 
 bool is_constant(std::string_view tensor) {
   return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias") ||
+         tensor.ends_with(".attention.bias") || tensor.ends_with(".attention.masked_bias") ||
          tensor.ends_with("rotary_emb.inv_freq");
 }
 

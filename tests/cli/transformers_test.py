@@ -22,7 +22,7 @@ SKIPPED = 77
 FIND_MODULES = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, ['torch', 'transformers'])))"
 LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
 RELATIVES = ["llama", "tied", "wide", "biases", "llama3", "yarn", "mistral", "windows", "qwen2", "qwen3", "some-windows", "smollm3",
-             "olmo2"]  # families of transformers_peer.py
+             "olmo2", "gpt_neox", "sequential"]  # families of transformers_peer.py
 EXPERTS = ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
 
@@ -107,6 +107,9 @@ class Transformers(rig.Runs):
                     "smollm3": (["model.arch=smollm3", "model.n_head=4", "model.n_kv_head=2", "model.nope_every=2"],
                                 "SmolLM3ForCausalLM"),
                     "olmo2": (["model.arch=olmo2", "model.n_head=4", "model.n_kv_head=2"], "Olmo2ForCausalLM"),
+                    "gpt_neox": (["model.arch=gpt_neox", "model.n_head=4"], "GPTNeoXForCausalLM"),
+                    "sequential": (["model.arch=gpt_neox", "model.n_head=4", "model.rotary_dim=6", "model.activation=gelu",
+                                    "model.parallel_residual=false"], "GPTNeoXForCausalLM"),
                     "tied": ([*LLAMA, "model.tie_embeddings=true", "model.rope_theta=500"], "LlamaForCausalLM")}
         for name, (sets, _) in families.items():
             self.train(f"run.dir={name}", "train.steps=30", "optim.lr=3e-3", *sets)

@@ -188,6 +188,10 @@ inline std::vector<LayoutCase> all_cases() {
     c.model.norm_place = config::NormPlace::post;
     c.model.qk_norm = config::QkNorm::full;
   });
+  with("Neox", [](config::Config& c) {
+    set_family(c.model, config::Arch::gpt_neox);
+    c.model.bias = true;
+  });
   with("QkvBiases", [](config::Config& c) { c.model.attn_bias = config::AttentionBias::qkv; });
   with("ZLossSoftcap", [](config::Config& c) {
     c.train.z_loss = 0.01;

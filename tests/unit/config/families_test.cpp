@@ -30,6 +30,30 @@ TEST(Families, AreFoundByNameAndInTheOrderOfArch) {
   EXPECT_EQ(find_family("lama"), nullptr);
 }
 
+TEST(Families, DecideTheNumbersThatAreNotSet) {
+  const Model neox = model_of({"model.arch=gpt_neox"}), llama = model_of({"model.arch=llama"}),
+              set = model_of({"model.arch=gpt_neox", "model.rotary_dim=6", "model.norm_eps=2e-6", "model.rope_theta=5",
+                              "model.activation=gelu", "model.parallel_residual=false", "model.window=0"});
+  EXPECT_EQ(rotary_size(neox), 16);  // a quarter of 64
+  EXPECT_EQ(rotary_size(llama), 64);
+  EXPECT_EQ(rotary_size(model_of({"model.arch=gpt_neox", "model.head_dim=80"})), 20);
+  EXPECT_EQ(rotary_size(model_of({"model.arch=gpt_neox", "model.head_dim=44"})), 10);  // made even
+  EXPECT_EQ(activation_of(neox), Activation::gelu_erf);
+  EXPECT_EQ(activation_of(llama), Activation::silu);
+  EXPECT_TRUE(has_parallel_residual(neox));
+  for (const Model& model : {neox, llama}) {
+    EXPECT_EQ(model.norm_eps, 1e-5);
+    EXPECT_EQ(model.rope_theta, 1e4);
+    EXPECT_EQ(model.window, 0);
+    EXPECT_EQ(model.window_full_every, 0);
+  }
+  EXPECT_EQ(rotary_size(set), 6);
+  EXPECT_EQ(set.norm_eps, 2e-6);
+  EXPECT_EQ(set.rope_theta, 5);
+  EXPECT_EQ(activation_of(set), Activation::gelu);
+  EXPECT_FALSE(has_parallel_residual(set));
+}
+
 TEST(BlockLinears, HaveThePartsWidthsAndBiasesOfTheModel) {
   struct Expected {
     Site site;

@@ -56,6 +56,31 @@ TEST(Flops, LlamaWithGroupedHeadsByHand) {
   EXPECT_EQ(weights.total() + 4096 * int64_t{128256} + 65 * 4096, 8'030'261'248);
 }
 
+// Weights that multiply, and FLOPs per token of training at 2048 tokens; parameters without tables are those of table 1
+// of arXiv 2304.01373.
+TEST(Flops, OfPythias) {
+  struct Case {
+    int64_t layers, width, heads, vocab, weights, flops, without_tables;
+  };
+  for (const auto& [layers, width, heads, vocab, weights, flops, without_tables] :
+       {Case{6, 512, 8, 50304, 44'630'016, 343'277'568, 18'915'328},
+        Case{12, 768, 12, 50304, 123'568'128, 967'901'184, 85'056'000},
+        Case{16, 2048, 8, 50304, 908'328'960, 6'255'280'128, 805'736'448},
+        Case{36, 5120, 40, 50688, 11'584'143'360, 74'034'708'480, 11'327'027'200}}) {
+    config::Model model;
+    set_family(model, Arch::gpt_neox);
+    model.n_layer = layers;
+    model.n_head = heads;
+    model.d_model = width;
+    model.d_ff = 4 * width;
+    model.seq_len = 2048;
+    EXPECT_EQ(matmul_weights(model, vocab).total(), weights);
+    EXPECT_EQ(flops_per_token(model, vocab, 0).full(), static_cast<double>(flops));
+    // Biases of 3, 1, 4 and 1 widths, and gain and bias of two norms per layer and of the last one.
+    EXPECT_EQ(matmul_weights(model, vocab).blocks + layers * 13 * width + 2 * width, without_tables);
+  }
+}
+
 TEST(Flops, OfExpertsCountThoseThatComputeAToken) {
   struct Case {
     const char* name;

@@ -56,6 +56,36 @@ TEST(Export, TurnsTheLinearsOfLlamaRound) {
   EXPECT_EQ(config["max_position_embeddings"], 10);
 }
 
+TEST(Export, AlternatesQueriesKeysAndValuesOfNeoxByHead) {
+  TempFolder folder;
+  save(folder / "run", config_of({"model.arch=gpt_neox"}));  // 6 heads of 4
+  export_model(folder / "run", folder / "hf");
+  const auto all = read_all(folder / "hf");
+  EXPECT_EQ(all.size(), 1u + 2 * 12 + 3);
+  const std::string name = "gpt_neox.layers.1.attention.query_key_value";
+  const Exported32 &weight = all.at(name + ".weight"), &bias = all.at(name + ".bias");
+  ASSERT_EQ(weight.shape, (std::vector<int64_t>{72, 24}));
+  for (int64_t row = 0; row < 72; ++row) {
+    const int64_t head = row / 12, part = row % 12 / 4, column = head * 4 + row % 4;
+    const std::string ours = format("blocks.1.attn.{}", "qkv"[part]);
+    ASSERT_EQ(bias.values[static_cast<size_t>(row)], value_of(ours + ".bias", column));
+    for (int64_t in = 0; in < 24; ++in)
+      ASSERT_EQ(weight.values[static_cast<size_t>(row * 24 + in)], value_of(ours + ".weight", in * 24 + column));
+  }
+  EXPECT_EQ(all.at("gpt_neox.layers.0.post_attention_layernorm.bias").values[3], value_of("blocks.0.norm2.bias", 3));
+  EXPECT_EQ(all.at("gpt_neox.layers.0.mlp.dense_h_to_4h.weight").values[24 + 3],
+            value_of("blocks.0.mlp.up.weight", 3 * 40 + 1));
+  EXPECT_EQ(all.at("embed_out.weight").values[30], value_of("head.weight", 30));
+  const json config = json::parse(content_of(folder / "hf/config.json"));
+  EXPECT_EQ(config["architectures"], json({"GPTNeoXForCausalLM"}));
+  EXPECT_EQ(config["rotary_pct"], 0.5);
+  EXPECT_EQ(config["rotary_emb_base"], 1e4);
+  EXPECT_EQ(config["hidden_act"], "gelu");
+  EXPECT_EQ(config["layer_norm_eps"], 3e-6);
+  EXPECT_EQ(config["use_parallel_residual"], true);
+  EXPECT_EQ(config["hidden_dropout"], 0.1);
+}
+
 TEST(Export, GivesEachExpertTensorsOfItsOwn) {
   for (const auto& [arch, gate, up, down, router] :
        {std::array{"mixtral", "experts.4.w1", "experts.4.w3", "experts.4.w2", "gate"},
@@ -149,6 +179,14 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
   };
   for (const auto& [sets, parts] : std::vector<Case>{
            {{"model.arch=llama", "model.window=4"}, {"model.window = 4", "llama has no windows", "\"mistral\""}},
+           {{"model.arch=llama", "model.parallel_residual=true"}, {"model.parallel_residual = true", "\"gpt_neox\""}},
+           {{"model.arch=llama", "model.rotary_dim=2"}, {"model.rotary_dim = 2", "all features", "\"gpt_neox\""}},
+           {{"model.arch=llama", "model.activation=gelu"}, {"model.activation = \"gelu\"", "\"silu\""}},
+           {{"model.arch=gpt_neox", "model.bias=false"}, {"model.bias = false", "biases"}},
+           {{"model.arch=gpt_neox", "model.mlp_bias=false"}, {"model.mlp_bias = false", "biases"}},
+           {{"model.arch=gpt_neox", "model.attn_bias=qkv"}, {"model.attn_bias = \"qkv\"", "all linears"}},
+           {{"model.arch=gpt_neox", "model.n_kv_head=3"}, {"model.n_kv_head = 3", "as many"}},
+           {{"model.arch=gpt_neox", "model.head_dim=6"}, {"model.head_dim = 6", "24 / 6"}},
            {{"model.arch=smollm3", "model.window=4"}, {"model.window = 4", "smollm3 has no windows"}},
            {{"model.arch=olmo2", "model.logit_softcap=30"}, {"model.logit_softcap = 30", "olmo2"}},
            {{"model.arch=llama", "model.qk_norm=full"},

@@ -53,7 +53,7 @@ inline float value_of(const std::string& tensor, int64_t index) {
 
 /// Returns the shapes of this program's tensors, from the definition of the model.
 inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
-  const bool is_gpt2 = m.arch == config::Arch::gpt2;
+  const bool is_gpt2 = m.arch == config::Arch::gpt2, plain = is_gpt2 || m.arch == config::Arch::gpt_neox;
   const int64_t d = m.d_model, head = m.head_dim > 0 ? m.head_dim : d / m.n_head, queries = head * m.n_head,
                 kv = head * m.n_kv_head;
   std::map<std::string, Shape> shapes{{"wte", {kVocab, d}}};
@@ -99,7 +99,7 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
       shapes[mlp + "shared_gate.weight"] = {d, 1};
       continue;
     }
-    if (!is_gpt2) linear(block + "mlp.gate", d, m.d_ff);
+    if (!plain) linear(block + "mlp.gate", d, m.d_ff);
     linear(block + "mlp.up", d, m.d_ff);
     linear(block + "mlp.down", m.d_ff, d);
   }

@@ -158,6 +158,25 @@ TEST(Gguf, LinearsOfGpt2AreTransposed) {
   EXPECT_EQ(all.metadata.at("gpt2.attention.layer_norm_epsilon"), 3e-6f);
 }
 
+TEST(Gguf, NeoxHasQueriesThenKeysThenValues) {
+  TempFolder folder;
+  save(folder / "run", config_of({"model.arch=gpt_neox", "model.parallel_residual=false"}));
+  const Parsed all = exported(folder / "run", folder / "n.gguf");
+  EXPECT_EQ(all.tensors.size(), 1u + 2 * 12 + 3);
+  const auto &weight = all.tensors.at("blk.1.attn_qkv.weight"), &bias = all.tensors.at("blk.1.attn_qkv.bias");
+  EXPECT_EQ(weight.sizes, (std::vector<uint64_t>{24, 72}));
+  for (int64_t out = 0; out < 72; ++out) {
+    const std::string ours = format("blocks.1.attn.{}", "qkv"[out / 24]);
+    ASSERT_EQ(bias.f32(static_cast<size_t>(out)), value_of(ours + ".bias", out % 24));
+    for (int64_t in = 0; in < 24; ++in)
+      ASSERT_EQ(weight.f32(static_cast<size_t>(out * 24 + in)), value_of(ours + ".weight", in * 24 + out % 24));
+  }
+  EXPECT_EQ(all.tensors.at("blk.0.ffn_norm.bias").f32(7), value_of("blocks.0.norm2.bias", 7));
+  EXPECT_EQ(all.metadata.at("gptneox.use_parallel_residual"), false);
+  EXPECT_EQ(all.metadata.at("gptneox.rope.dimension_count"), 2);
+  EXPECT_EQ(all.metadata.at("gptneox.attention.layer_norm_epsilon"), 3e-6f);
+}
+
 TEST(Gguf, QwenKeepsTheOrderOfFeaturesAndNorms) {
   TempFolder folder;
   save(folder / "run", config_of({"model.arch=qwen3", "model.n_kv_head=3", "model.head_dim=6", "model.rope_type=yarn",
@@ -316,6 +335,8 @@ TEST(Gguf, RejectsWhatLlamaCppCannotRun) {
            {{"model.arch=qwen3_moe", "model.moe_every=2"}, {"model.moe_every = 2", "experts in all layers"}},
            {{"model.arch=olmoe", "model.n_kv_head=3"}, {"model.n_kv_head = 3", "as many keys as queries"}},
            {{"model.arch=olmoe", "model.tie_embeddings=true"}, {"model.tie_embeddings = true", "a head of its own"}},
+           {{"model.arch=gpt_neox", "model.attn_bias=none"}, {"model.attn_bias = \"none\"", "gptneox has biases"}},
+           {{"model.arch=gpt_neox", "model.tie_embeddings=true"}, {"model.tie_embeddings = true", "a head of its own"}},
            {{"model.arch=smollm3"}, {"model.arch = \"smollm3\"", "qwen3"}},
            {{"model.arch=olmo2"}, {"model.arch = \"olmo2\"", "qwen3"}},
            {{"model.arch=llama", "model.qk_norm=head"}, {"model.qk_norm = \"head\""}},

@@ -28,6 +28,27 @@ TEST(ModelConfig, TakesNullKeyValueHeadsAsAllHeads) {
   EXPECT_THROW(parse_config_json(with_field(llama(), "initializer_range", -1), "c"), Error);
 }
 
+// A file of transformers 5 for a Pythia, and an old one, whose defaults are those of the class.
+TEST(ModelConfig, ReadsBothFormsOfNeox) {
+  const json sizes = {{"model_type", "gpt_neox"},       {"vocab_size", 29},         {"hidden_size", 64},
+                      {"num_hidden_layers", 2},         {"num_attention_heads", 4}, {"intermediate_size", 256},
+                      {"max_position_embeddings", 2048}};
+  json recent = sizes;
+  recent["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e4}, {"partial_rotary_factor", 0.5}};
+  recent["use_parallel_residual"] = false;
+  const config::Model before = parse_config_json(sizes.dump(), "c").config.model,
+                      now = parse_config_json(recent.dump(), "c").config.model;
+  EXPECT_EQ(rotary_size(before), 4);
+  EXPECT_EQ(before.rope_theta, 1e4);
+  EXPECT_EQ(before.norm_eps, 1e-5);
+  EXPECT_EQ(activation_of(before), config::Activation::gelu_erf);
+  EXPECT_TRUE(has_parallel_residual(before));
+  EXPECT_EQ(attention_bias(before), config::AttentionBias::all);
+  EXPECT_EQ(rotary_size(now), 8);
+  EXPECT_EQ(now.rope_theta, 5e4);
+  EXPECT_FALSE(has_parallel_residual(now));
+}
+
 TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
   struct Case {
     config::Config config;
@@ -74,11 +95,23 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
     expect_error(Code::checkpoint, {"dir/config.json: ", part}, [&] { parse_config_json(text, "dir/config.json"); });
   }
   const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"}),
-                       mixtral = config_of({"model.arch=mixtral"}), moe = config_of({"model.arch=qwen3_moe"});
+                       mixtral = config_of({"model.arch=mixtral"}), moe = config_of({"model.arch=qwen3_moe"}),
+                       neox = config_of({"model.arch=gpt_neox"});
   for (const auto& [config, field, value, part] : std::vector<Case>{
            {config_of({"model.arch=smollm3"}), "use_sliding_window", true, "use_sliding_window: true"},
            {config_of({"model.arch=olmo2"}), "sliding_window", 8, "sliding_window: 8"},
            {qwen3, "layer_types", {"full_attention", "sliding_attention"}, "layer 1 is \"sliding_attention\""},
+           {neox, "rotary_pct", 0.25, "rotary_pct: 0.25 of a head of 4 features is 1, of which transformers rotates 2"},
+           {neox, "rotary_pct", 1.5, "rotary_pct: 1.5, expected a number above 0"},
+           {neox, "partial_rotary_factor", 1.0, "partial_rotary_factor: 1, but rotary_pct is 0.5"},
+           {neox, "rope_theta", 5, "rope_theta: 5, but rotary_emb_base is 10000"},
+           {neox,
+            "rope_parameters",
+            {{"rope_theta", 7}},
+            "rope_parameters.rope_theta: 7, but rotary_emb_base is 10000"},
+           {neox, "hidden_act", "relu", "hidden_act: \"relu\""},
+           {neox, "attention_dropout", 0.3, "attention_dropout: 0.3, but hidden_dropout is 0.1"},
+           {neox, "num_key_value_heads", 3, "num_key_value_heads: 3, but gpt_neox has as many"},
            {qwen3, "partial_rotary_factor", 0.5, "partial_rotary_factor: 0.5"},
            {gpt2(), "model_type", "deepseek_v3",
             "model_type: \"deepseek_v3\" is not supported: it has latent attention"},

@@ -44,6 +44,11 @@ const Family kFamilies[] = {
        m.tie_embeddings = true;
      }},
     {"Olmo2", config::Arch::olmo2, [](config::Model&) {}},
+    {"GptNeox", config::Arch::gpt_neox,
+     [](config::Model& m) {
+       m.n_head = m.n_kv_head = 4;  // heads have 8 features, 2 of which rotate
+       m.bias = true;
+     }},
     {"OtherFacts", config::Arch::llama,
      [](config::Model& m) {  // no family: LayerNorm with RoPE and a plain MLP
        m.family = {.norm = config::NormKind::layer, .positions = config::Positions::rope};
