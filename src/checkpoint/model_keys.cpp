@@ -85,6 +85,7 @@ constexpr ModelKey kKeys[] = {
     {"parallel_residual", [](const Model& m) { return stored("true", has_parallel_residual(m)); }, "false"},
     {"window", unless_zero<&Model::window>, "0"},
     {"window_full_every", unless_zero<&Model::window_full_every>, "0"},
+    {"window_rope_theta", unless_zero<&Model::window_rope_theta>, "0"},
     {"nope_every", [](const Model& m) { return stored(nope_interval(m), nope_interval(m) != 0); }, "0"},
     {"logit_softcap", unless_zero<&Model::logit_softcap>, "0"},
     {"n_expert", unless_zero<&Model::n_expert>, "0"},

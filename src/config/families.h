@@ -13,8 +13,9 @@ namespace trainer::config {
 /// those that Llama began, or GPT-NeoX's (q, k and v in one tensor, head by head).
 enum class FileForm { gpt2, llama, gpt_neox };
 
-/// The fields that a family's config.json has for sliding windows. `never`: it has them, but windows are not supported.
-enum class WindowFields { none, all_layers, some_layers, never };
+/// The fields that a family's config.json has for sliding windows. `listed`: sliding_window and layer_types, with a
+/// RoPE for each type. `never`: it has them, but windows are not supported.
+enum class WindowFields { none, all_layers, some_layers, listed, never };
 
 /// The fields that a family's config.json has for experts: their number (num_local_experts, else num_experts), width
 /// (moe_intermediate_size in `qwen`, else intermediate_size), and, except in `mixtral`, norm_topk_prob.
@@ -44,7 +45,8 @@ struct GgufFamily {
   bool needs_biases = false;           // true: in all linears of attention
   bool fixed_heads = false;            // n_head · head_dim must be d_model
   bool ties = true;                    // false: the head is never the embedding
-  bool norm_topk = false;              // with experts: their weights are normalized
+  bool windows = false;
+  bool norm_topk = false;  // with experts: their weights are normalized
 };
 
 struct Family {

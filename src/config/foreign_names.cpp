@@ -55,6 +55,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"use_parallel_residual", "model.parallel_residual"},
       {"gpt-j-residual", "model.parallel_residual"},
       {"sliding_window", "model.window"},
+      {"sliding_window_pattern", "model.window_full_every"},
+      {"rope_local_base_freq", "model.window_rope_theta"},
       {"final_logit_softcapping", "model.logit_softcap"},
       {"z_loss_weight", "train.z_loss"},
       {"no_rope_layer_interval", "model.nope_every"},

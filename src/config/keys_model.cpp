@@ -146,6 +146,14 @@ void declare_model(std::vector<Key>& keys) {
                                                                   return std::to_string(f.window_full_every);
                                                                 })},
                 "Blocks whose number, counted from 1, is a multiple of this have no window; 0: all blocks have one.");
+  model.number("window_rope_theta", &Model::window_rope_theta, -1,
+               {.range = at_least(0), .derived = by_family([](const FamilyFacts& f) {
+                                        return f.window_rope_theta == kUnscaledBase
+                                                   ? std::string("rope_theta if rope_type is set")
+                                                   : to_toml(f.window_rope_theta);
+                                      })},
+               "Base of the RoPE of blocks with a window, whose frequencies are not scaled (OLMo 3); 0: they have the "
+               "same RoPE as the other blocks.");
   model.integer("nope_every", &Model::nope_every, between(0, 10'000),
                 by_family([](const FamilyFacts& f) { return std::to_string(f.nope_every); }),
                 "Blocks whose number, counted from 1, is a multiple of this have no RoPE; 0: all blocks have it.");

@@ -6,7 +6,21 @@
 
 namespace trainer::config {
 
-enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3, olmo2, mixtral, olmoe, qwen2_moe, qwen3_moe, gpt_neox };
+enum class Arch {
+  gpt2,
+  llama,
+  mistral,
+  qwen2,
+  qwen3,
+  smollm3,
+  olmo2,
+  mixtral,
+  olmoe,
+  qwen2_moe,
+  qwen3_moe,
+  gpt_neox,
+  olmo3
+};
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head, full };
 enum class NormPlace { pre, post };
@@ -15,6 +29,9 @@ enum class Positions { learned, rope };
 enum class MlpKind { plain, gated };  // down(act(up(x))), down(act(gate(x)) ∘ up(x))
 enum class Activation { gelu, gelu_erf, silu };
 enum class RopeType { plain, linear, llama3, yarn };
+
+/// A base of the layers with a window: rope_theta, if the RoPE of the others is scaled, else none of their own.
+inline constexpr double kUnscaledBase = -1;
 
 /// The facts by which the models of a family differ from those of another.
 struct FamilyFacts {
@@ -32,7 +49,8 @@ struct FamilyFacts {
   double norm_eps = 1e-5, rope_theta = 1e4;
   int64_t rotary_part = 1;  // RoPE rotates 1/rotary_part of a head's features
   int64_t window = 0, window_full_every = 0;
-  bool experts = false;  // the MLPs are mixtures of experts
+  double window_rope_theta = 0;  // with a window
+  bool experts = false;          // the MLPs are mixtures of experts
   bool norm_topk = false;
   bool shared_expert = false;  // a shared expert may be there
 };
@@ -64,6 +82,7 @@ struct Model {
   // Keys that a row sees at most, 0: all earlier ones; each layer whose number is a multiple of window_full_every sees
   // all of them. window_of() returns a layer's window.
   int64_t window = 0, window_full_every = 0;
+  double window_rope_theta = 0;       // base of the RoPE, never scaled, of layers with a window; 0: that of all layers
   double logit_softcap = 0;           // 0: none
   std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
   // Mixtures of experts: n_expert experts of width d_expert, of which experts_per_token compute each token, and a
@@ -123,6 +142,10 @@ inline int64_t nope_interval(const Model& model) { return model.nope_every.value
 inline bool has_rope(const Model& model, int64_t layer) {
   const int64_t every = nope_interval(model);
   return has_rope_positions(model) && (every == 0 || (layer + 1) % every != 0);
+}
+/// Returns whether a layer, counted from 0, has the RoPE of layers with a window. Does not depend on seq_len.
+inline bool has_window_rope(const Model& model, int64_t layer) {
+  return model.window_rope_theta > 0 && has_window(model, layer);
 }
 /// Returns the norms that are applied to queries and keys.
 inline QkNorm query_key_norm(const Model& model) { return model.qk_norm.value_or(model.family.qk_norm); }

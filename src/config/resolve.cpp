@@ -51,6 +51,10 @@ void resolve_model(Model& model) {
   if (model.norm_eps == 0) model.norm_eps = model.family.norm_eps;
   if (model.rope_theta == 0) model.rope_theta = model.family.rope_theta;
   if (model.window < 0) model.window = model.family.window;
+  const double base = model.family.window_rope_theta,
+               unscaled = model.rope_type == RopeType::plain ? 0 : model.rope_theta;
+  if (model.window_rope_theta < 0)
+    model.window_rope_theta = model.window == 0 ? 0 : base == kUnscaledBase ? unscaled : base;
   if (model.window_full_every < 0) model.window_full_every = model.window > 0 ? model.family.window_full_every : 0;
 }
 

@@ -111,6 +111,14 @@ void check_model(const Model& m, Checker& checker) {
   checker.require(m.window_full_every == 0 || m.window > 0, {"model.window_full_every", "model.window"},
                   "window_full_every = {} has no effect without a window; set window, or remove it",
                   m.window_full_every);
+  checker.require(m.window_rope_theta == 0 || m.window > 0, {"model.window_rope_theta", "model.window"},
+                  "window_rope_theta = {} has no effect without a window; set window, or remove it",
+                  m.window_rope_theta);
+  checker.require(m.window_rope_theta == 0 || m.window_rope_theta >= 1, {"model.window_rope_theta"},
+                  "{} is below 1; use a base of at least 1, or 0 for one RoPE in all blocks", m.window_rope_theta);
+  checker.require(m.window_rope_theta == 0 || has_rope_positions(m), {"model.window_rope_theta", "model.arch"},
+                  "{} is a base of RoPE, but arch = \"{}\" has learned positions; remove it", m.window_rope_theta,
+                  family_of(m).name);
   checker.require(
       nope_interval(m) == 0 || has_rope_positions(m), {"model.nope_every", "model.arch"},
       "nope_every = {} leaves out RoPE, but arch = \"{}\" has learned positions; remove it, or use arch = \"llama\"",

@@ -20,7 +20,8 @@ using nlohmann::json;
 
 /// Defaults of transformers' classes. save_pretrained writes them even if the vocabulary is smaller, so published
 /// models contain them; transformers warns and never generates them.
-constexpr std::array kDefaultsOfClasses{std::pair("gpt2", 50256), std::pair("olmo2", 50279), std::pair("olmoe", 50279),
+constexpr std::array kDefaultsOfClasses{std::pair("gpt2", 50256),     std::pair("olmo2", 50279),
+                                        std::pair("olmo3", 50279),    std::pair("olmoe", 50279),
                                         std::pair("smollm3", 128000), std::pair("smollm3", 128001)};
 
 constexpr const char *kModel = "config.json", *kGeneration = "generation_config.json",

@@ -114,7 +114,8 @@ void require_runnable(const ExportSource& source) {
   const config::GgufFamily& theirs = config::family_of(m).gguf;
   const auto fields = nlohmann::json::parse(to_config_json(m, source.vocab, source.special, FloatType::f32));
   for (const char* field : {"sliding_window", "final_logit_softcapping"})
-    if (const auto found = fields.find(field); found != fields.end() && !found->is_null())
+    if (const auto found = fields.find(field);
+        found != fields.end() && !found->is_null() && !(theirs.windows && field == std::string("sliding_window")))
       cannot_run(field == std::string("sliding_window") ? "window" : "logit_softcap", found->dump(),
                  "llama.cpp has none for this architecture");
   const bool biases = attention_bias(m) == config::AttentionBias::all;
@@ -154,6 +155,8 @@ void add_rope_keys(const config::Model& m, const std::string& arch, GgufMetadata
   using config::RopeType;
   metadata.emplace_back(arch + ".rope.dimension_count", static_cast<uint32_t>(rotary_size(m)));
   metadata.emplace_back(arch + ".rope.freq_base", static_cast<float>(m.rope_theta));
+  if (m.window_rope_theta > 0)
+    metadata.emplace_back(arch + ".rope.freq_base_swa", static_cast<float>(m.window_rope_theta));
   const std::string scaling = arch + ".rope.scaling.";
   if (m.rope_type == RopeType::yarn && divides_frequencies(m))
     metadata.emplace_back(scaling + "attn_factor", static_cast<float>(ops::rope_magnitude(model::rope_scaling(m))));
@@ -175,7 +178,7 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
   const config::Family& family = config::family_of(m);
   if (family.gguf.architecture == nullptr)
     cannot_run("arch", format("\"{}\"", family.name),
-               "use gpt2, gpt_neox, llama, mistral, qwen2, qwen3 or a family with experts");
+               "use gpt2, gpt_neox, llama, mistral, olmo3, qwen2, qwen3 or a family with experts");
   const std::string arch = family.gguf.architecture;
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
   // Numbers of llama.cpp's file types.
@@ -201,6 +204,10 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
   }
   const char* const epsilon = m.family.norm == config::NormKind::rms ? "layer_norm_rms_epsilon" : "layer_norm_epsilon";
   metadata.emplace_back(format("{}.attention.{}", arch, epsilon), static_cast<float>(m.norm_eps));
+  if (family.gguf.windows && m.window > 0) {
+    metadata.emplace_back(arch + ".attention.sliding_window", number(m.window));
+    metadata.emplace_back(arch + ".attention.sliding_window_pattern", number(m.window_full_every));
+  }
   if (has_rope_positions(m)) {
     metadata.emplace_back(arch + ".attention.key_length", number(head_size(m)));
     metadata.emplace_back(arch + ".attention.value_length", number(head_size(m)));

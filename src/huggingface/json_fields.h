@@ -86,6 +86,7 @@ class Keys {
   void add(const std::string& key, const config::Value& value) {
     sets_.push_back(format("model.{}={}", key, config::to_toml(value)));
   }
+  void add(const Keys& more) { sets_.insert(sets_.end(), more.sets_.begin(), more.sets_.end()); }
   const std::vector<std::string>& sets() const { return sets_; }
 
  private:

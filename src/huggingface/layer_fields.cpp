@@ -26,13 +26,15 @@ int64_t interval_of(const Fields& fields, const char* field, int64_t layers, con
 
 }  // namespace
 
-void read_windows(const Fields& fields, WindowFields kind, int64_t layers, Keys& keys) {
+int64_t read_windows(const Fields& fields, const config::Family& family, int64_t layers, Keys& keys) {
   constexpr int64_t kDefaultWindow = 4096, kDefaultMaxWindowLayers = 28;
+  const WindowFields kind = family.hugging_face.windows;
+  const bool listed = kind == WindowFields::listed;
   if (kind == WindowFields::none) fields.demand_absent("sliding_window");
   if (kind == WindowFields::never) fields.demand("use_sliding_window", false);
-  const bool windows = kind == WindowFields::all_layers ||
+  const bool windows = kind == WindowFields::all_layers || listed ||
                        (kind == WindowFields::some_layers && fields.flag("use_sliding_window", false));
-  int64_t window = 0, full_every = 0;
+  int64_t window = 0, full_every = listed ? family.facts.window_full_every : 0;
   if (windows && !fields.has_null("sliding_window")) window = fields.size("sliding_window", kDefaultWindow);
   if (window > 0 && kind == WindowFields::some_layers && fields.find("layer_types") == nullptr) {
     const double first = fields.number("max_window_layers", kDefaultMaxWindowLayers), all = static_cast<double>(layers);
@@ -55,17 +57,21 @@ void read_windows(const Fields& fields, WindowFields kind, int64_t layers, Keys&
                              is_full);
     if (full_every == 1) window = full_every = 0;
   }
-  if (window > 0) keys.add("window", window);
-  if (full_every > 0) keys.add("window_full_every", full_every);
+  // An absent key would have the value of the family.
+  if (window > 0 || listed) keys.add("window", window);
+  if (window > 0 && (full_every > 0 || listed)) keys.add("window_full_every", full_every);
+  return window;
 }
 
 void add_windows(const config::Model& m, WindowFields kind, ordered_json& out) {
   if (kind == WindowFields::none) return;
   out["sliding_window"] = m.window > 0 ? ordered_json(m.window) : ordered_json(nullptr);
   if (kind == WindowFields::all_layers) return;
-  out["use_sliding_window"] = m.window > 0;
-  if (m.window == 0) return;
-  out["max_window_layers"] = 0;
+  if (kind != WindowFields::listed) {
+    out["use_sliding_window"] = m.window > 0;
+    if (m.window == 0) return;
+    out["max_window_layers"] = 0;
+  }
   ordered_json& types = out["layer_types"] = ordered_json::array();
   for (int64_t layer = 0; layer < m.n_layer; ++layer)
     types.push_back(has_window(m, layer) ? "sliding_attention" : "full_attention");

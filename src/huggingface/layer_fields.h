@@ -7,8 +7,9 @@ namespace trainer::huggingface {
 
 using config::WindowFields;
 
-/// Reads sliding windows. `layer_types`, if present, lists the layers that have them.
-void read_windows(const Fields& fields, WindowFields kind, int64_t layers, Keys& keys);
+/// Reads sliding windows, and returns their length, 0: none. `layer_types`, if present, lists the layers that have
+/// them; if not, they are those of the family.
+int64_t read_windows(const Fields& fields, const config::Family& family, int64_t layers, Keys& keys);
 void add_windows(const config::Model& model, WindowFields kind, ordered_json& out);
 
 /// Reads which layers of SmolLM3 have no RoPE: 0 in a list with an element for each layer.

@@ -37,15 +37,19 @@ void require_same_features(const config::Model& m, const Family& family) {
       family.hugging_face.form == config::FileForm::gpt2 ? "GPT-2" : family.hugging_face.model_type;
   const WindowFields windows = family.hugging_face.windows;
   const config::QkNorm qk_norm = family.facts.qk_norm;
+  const bool listed = windows == WindowFields::listed;
   const bool post_norms = family.facts.norm_place == config::NormPlace::post;
   if (m.logit_softcap > 0)
     cannot_represent("logit_softcap", format("{}", m.logit_softcap),
                      format("Hugging Face's {} has no logit soft cap", type));
-  if (m.window > 0 && windows != WindowFields::all_layers && windows != WindowFields::some_layers)
+  if (m.window_rope_theta > 0 && !listed)
+    cannot_represent("window_rope_theta", format("{}", m.window_rope_theta),
+                     format("Hugging Face's {} has the same RoPE in all layers; arch = \"olmo3\" need not", type));
+  if (m.window > 0 && windows != WindowFields::all_layers && windows != WindowFields::some_layers && !listed)
     cannot_represent(
         "window", format("{}", m.window),
         format("Hugging Face's {} has no windows; arch = \"mistral\", \"qwen2\" and \"qwen3\" have them", type));
-  if (m.window_full_every > 0 && windows != WindowFields::some_layers)
+  if (m.window_full_every > 0 && windows != WindowFields::some_layers && !listed)
     cannot_represent("window_full_every", format("{}", m.window_full_every),
                      format("Hugging Face's {} has the same window in all layers; arch = \"qwen2\" and \"qwen3\" may "
                             "have it in some",
@@ -144,6 +148,7 @@ void require_llama(const config::Model& m, const Family& family) {
                      format("the MLPs of Hugging Face's {} have \"{}\"", type,
                             config::kActivationNames[static_cast<size_t>(activation_of(family.facts))]));
   require_experts(m, family);
+  if (theirs.windows == WindowFields::listed) require_layer_rope(m);
   if (theirs.heads_divide_width && m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),
                      format("Hugging Face's {} needs n_head to divide d_model = {}", type, m.d_model));
@@ -166,7 +171,10 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
   out["head_dim"] = head_size(m);
   out["hidden_act"] = "silu";
   out["rms_norm_eps"] = m.norm_eps;
-  add_rope(m, out);
+  if (theirs.windows == WindowFields::listed)
+    add_layer_rope(m, theirs.rope_theta, out);
+  else
+    add_rope(m, out);
   if (theirs.has_attention_bias) out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
   if (theirs.has_mlp_bias) out["mlp_bias"] = has_mlp_bias(m);
   add_windows(m, theirs.windows, out);
@@ -253,10 +261,13 @@ void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Key
   keys.add("d_model", width);
   read_experts(fields, family, layers, keys);
   read_length(fields, seq_len, keys);
-  read_windows(fields, theirs.windows, layers, keys);
+  const int64_t window = read_windows(fields, family, layers, keys);
   if (family.facts.nope_every > 0) read_nope(fields, layers, keys);
   keys.add("norm_eps", fields.number("rms_norm_eps", theirs.norm_eps));
-  read_rope(fields, theirs.rope_theta, keys);
+  if (theirs.windows == WindowFields::listed)
+    read_layer_rope(fields, theirs.rope_theta, window > 0, keys);
+  else
+    read_rope(fields, theirs.rope_theta, keys);
   fields.demand_one_of("hidden_act", {"silu", "swish"});
   if (theirs.has_attention_bias && fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
   if (theirs.has_mlp_bias && fields.flag("mlp_bias", false)) keys.add("mlp_bias", true);

@@ -10,7 +10,8 @@ namespace trainer::huggingface {
 namespace {
 
 constexpr const char *kScaling = "rope_scaling", *kParameters = "rope_parameters",
-                     *kOriginal = "original_max_position_embeddings";
+                     *kOriginal = "original_max_position_embeddings", *kFull = "full_attention",
+                     *kWindowed = "sliding_attention";
 
 /// The JSON object of a RoPE scaling, and those of its fields that were used.
 class Scaling {
@@ -125,6 +126,26 @@ void read_rope(const Fields& fields, double default_theta, Keys& keys, bool part
 
 namespace {
 
+/// Returns the object of a RoPE that is scaled.
+ordered_json scaling_of(const config::Model& m) {
+  using config::RopeType;
+  ordered_json scaling;
+  scaling["rope_type"] = config::kRopeNames[static_cast<size_t>(m.rope_type)];
+  scaling["factor"] = m.rope_factor;
+  if (m.rope_type != RopeType::linear) scaling[kOriginal] = m.rope_original;
+  if (m.rope_type == RopeType::llama3) {
+    scaling["low_freq_factor"] = m.rope_low_freq;
+    scaling["high_freq_factor"] = m.rope_high_freq;
+  }
+  if (m.rope_type == RopeType::yarn) {
+    scaling["beta_fast"] = m.rope_beta_fast;
+    scaling["beta_slow"] = m.rope_beta_slow;
+    if (m.rope_attention > 0) scaling["attention_factor"] = m.rope_attention;
+    scaling["truncate"] = m.rope_truncate;
+  }
+  return scaling;
+}
+
 /// Returns the number that all these fields have, which may be in the objects of RoPE, too; throws if they differ.
 double same_number(const Fields& fields, std::initializer_list<const char*> names, double otherwise) {
   std::optional<std::pair<std::string, double>> first;
@@ -169,26 +190,70 @@ void add_neox_rope(const config::Model& m, ordered_json& out) {
 }
 
 void add_rope(const config::Model& m, ordered_json& out) {
-  using config::RopeType;
   out["rope_theta"] = m.rope_theta;
-  if (m.rope_type == RopeType::plain) {
-    out[kScaling] = nullptr;
-    return;
+  out[kScaling] = m.rope_type == config::RopeType::plain ? ordered_json() : scaling_of(m);
+}
+
+void read_layer_rope(const Fields& fields, double default_theta, bool has_windows, Keys& keys) {
+  const json* const nested = fields.find(kParameters);
+  const auto base = [&](const Fields& from) { return from.number("rope_theta", default_theta); };
+  double theta = default_theta, windowed = default_theta;
+  if (nested != nullptr && !nested->empty()) {
+    const Fields types = fields.object(kParameters);
+    if (types.find(kFull) == nullptr || !types.find(kFull)->is_object())
+      fields.refuse(kParameters, format("transformers ignores it without an object for each type of layer; expected {} "
+                                        "and {}, or rope_theta and rope_scaling instead",
+                                        kFull, kWindowed));
+    const Fields full = types.object(kFull);
+    theta = base(full);
+    Keys scaled;
+    read_scaling(fields, full, "rope_parameters.full_attention", scaled);
+    if (types.find(kWindowed) != nullptr) {
+      const Fields window = types.object(kWindowed);
+      windowed = base(window);
+      if (type_of(window, Scaling(window, "rope_parameters.sliding_attention")) != config::RopeType::plain)
+        fields.refuse("rope_parameters.sliding_attention", "only layers without a window may have a scaled RoPE here");
+    }
+    if (fields.number("rope_theta", theta) != theta)
+      fields.refuse("rope_theta", format("{}, but rope_parameters.full_attention has {}; make them equal",
+                                         fields.number("rope_theta", theta), theta));
+    if (fields.find(kScaling) != nullptr) {
+      Keys other;
+      read_scaling(fields, fields.object(kScaling), kScaling, other);
+      if (other.sets() != scaled.sets())
+        fields.refuse(kScaling, "differs from rope_parameters.full_attention; make them equal");
+    }
+    keys.add(scaled);
+  } else {
+    const char* const remedy = "add rope_parameters with the objects full_attention and sliding_attention";
+    if (fields.find("rope_theta") == nullptr)
+      fields.refuse("rope_theta", format("missing, and versions of transformers have different defaults; {}", remedy));
+    if (base(fields) != default_theta)
+      fields.refuse("rope_theta", format("{}, which transformers 5 ignores for layers with a window ({}); {}",
+                                         base(fields), default_theta, remedy));
+    if (fields.find(kScaling) != nullptr) read_scaling(fields, fields.object(kScaling), kScaling, keys);
   }
-  ordered_json& scaling = out[kScaling] = ordered_json::object();
-  scaling["rope_type"] = config::kRopeNames[static_cast<size_t>(m.rope_type)];
-  scaling["factor"] = m.rope_factor;
-  if (m.rope_type != RopeType::linear) scaling[kOriginal] = m.rope_original;
-  if (m.rope_type == RopeType::llama3) {
-    scaling["low_freq_factor"] = m.rope_low_freq;
-    scaling["high_freq_factor"] = m.rope_high_freq;
-  }
-  if (m.rope_type == RopeType::yarn) {
-    scaling["beta_fast"] = m.rope_beta_fast;
-    scaling["beta_slow"] = m.rope_beta_slow;
-    if (m.rope_attention > 0) scaling["attention_factor"] = m.rope_attention;
-    scaling["truncate"] = m.rope_truncate;
-  }
+  keys.add("rope_theta", theta);
+  const bool scales =
+      std::ranges::any_of(keys.sets(), [](const std::string& set) { return set.starts_with("model.rope_type="); });
+  if (has_windows) keys.add("window_rope_theta", scales || theta != windowed ? windowed : 0.0);
+}
+
+void require_layer_rope(const config::Model& m) {
+  const bool scales = m.rope_type != config::RopeType::plain;
+  if (m.window == 0 || m.window_rope_theta == m.rope_theta || (!scales && m.window_rope_theta == 0)) return;
+  throw Error(Code::checkpoint,
+              format("model.window_rope_theta = {} cannot be exported: readers of olmo3's files use rope_theta = {} in "
+                     "layers with a window, without scaling",
+                     m.window_rope_theta, m.rope_theta));
+}
+
+void add_layer_rope(const config::Model& m, double default_theta, ordered_json& out) {
+  add_rope(m, out);
+  if (m.rope_theta == default_theta) return;
+  ordered_json full = m.rope_type == config::RopeType::plain ? ordered_json{{"rope_type", "default"}} : scaling_of(m);
+  full["rope_theta"] = m.rope_theta;
+  out[kParameters] = {{kFull, full}, {kWindowed, {{"rope_type", "default"}, {"rope_theta", m.rope_theta}}}};
 }
 
 }  // namespace trainer::huggingface

@@ -5,6 +5,7 @@
 
 namespace trainer::model {
 
+/// Returns the RoPE of the layers that may have a scaled one.
 inline ops::RopeScaling rope_scaling(const config::Model& m) {
   return {.kind = static_cast<ops::RopeScaling::Kind>(m.rope_type),
           .factor = m.rope_factor,

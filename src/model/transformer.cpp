@@ -35,20 +35,24 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
                                       .logit_softcap = model.logit_softcap};
   embedding_group_ = store.add_group("embedding");
   if (std::ranges::any_of(chunks_, &Chunk::embedding)) embedding_ = strategy.embedding(embedding_group_, table);
-  std::shared_ptr<const Buffer> rope;
-  if (rotates) {
+  std::shared_ptr<const Buffer> ropes[2];  // for layers without and with a RoPE of windows
+  const auto rope_of = [&](int64_t layer) {
+    const bool windowed = has_window_rope(model, layer);
+    std::shared_ptr<const Buffer>& rope = ropes[windowed ? 1 : 0];
+    if (rope != nullptr || !has_rope(model, layer)) return has_rope(model, layer) ? rope : nullptr;
     rope =
         std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, rotary_size(model)}, store.state_dtype());
     HostCopy table_here(device, *rope);
-    ops::fill_rope_table(table_here.tensor(), model.rope_theta, rope_scaling(model));
+    ops::fill_rope_table(table_here.tensor(), windowed ? model.window_rope_theta : model.rope_theta,
+                         windowed ? ops::RopeScaling{} : rope_scaling(model));
     table_here.put();
-  }
+    return rope;
+  };
   for (int layer = 0; layer < model.n_layer; ++layer) {
     const int group = store.add_group(format("blocks.{}", layer));
     if (std::ranges::any_of(chunks_, [&](const Chunk& chunk) { return chunk.has(layer); }))
       blocks_[static_cast<size_t>(layer)].emplace(
-          strategy, parallel::LayerSpec{layer, group, model, recompute_of(train, layer), dropout_seed,
-                                        has_rope(model, layer) ? rope : nullptr});
+          strategy, parallel::LayerSpec{layer, group, model, recompute_of(train, layer), dropout_seed, rope_of(layer)});
   }
   head_group_ = store.add_group("head");
   const bool has_head = std::ranges::any_of(chunks_, &Chunk::head);

@@ -87,7 +87,7 @@ struct LayerSpec {
   const config::Model& model;
   config::Recompute recompute;
   uint64_t seed = 0;                   // seed of the dropout masks
-  std::shared_ptr<const Buffer> rope;  // cos and sin of every position, which all layers share; null: not rotated
+  std::shared_ptr<const Buffer> rope;  // cos and sin of every position, which layers share; null: not rotated
   std::string name() const { return format("blocks.{}.", layer); }
   PhiloxKey dropout_key(const char* site) const { return philox_key(seed, format("dropout.{}.{}", layer, site)); }
   /// Returns the layer's linear with a site and a role, with the names of its parameters in the store.

@@ -22,7 +22,7 @@ SKIPPED = 77
 FIND_MODULES = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, ['torch', 'transformers'])))"
 LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
 RELATIVES = ["llama", "tied", "wide", "biases", "llama3", "yarn", "mistral", "windows", "qwen2", "qwen3", "some-windows", "smollm3",
-             "olmo2", "gpt_neox", "sequential"]  # families of transformers_peer.py
+             "olmo2", "olmo3", "gpt_neox", "sequential"]  # families of transformers_peer.py
 EXPERTS = ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
 
@@ -107,6 +107,9 @@ class Transformers(rig.Runs):
                     "smollm3": (["model.arch=smollm3", "model.n_head=4", "model.n_kv_head=2", "model.nope_every=2"],
                                 "SmolLM3ForCausalLM"),
                     "olmo2": (["model.arch=olmo2", "model.n_head=4", "model.n_kv_head=2"], "Olmo2ForCausalLM"),
+                    "olmo3": (["model.arch=olmo3", "model.n_head=4", "model.n_kv_head=2", "model.window=7",
+                               "model.window_full_every=2", "model.rope_type=yarn", "model.rope_factor=4",
+                               "model.rope_original=16"], "Olmo3ForCausalLM"),
                     "gpt_neox": (["model.arch=gpt_neox", "model.n_head=4"], "GPTNeoXForCausalLM"),
                     "sequential": (["model.arch=gpt_neox", "model.n_head=4", "model.rotary_dim=6", "model.activation=gelu",
                                     "model.parallel_residual=false"], "GPTNeoXForCausalLM"),
@@ -204,7 +207,7 @@ class Transformers(rig.Runs):
                 step, = (self.folder / f"{family}-run/checkpoints").glob("step-*")
                 moments = read_moments(step)
                 for name, tensor in safetensors.read(self.folder / f"{family}-gradients").items():
-                    mine = [2 * value for value in gradient_of(name, tensor[1], moments, family == "olmo2")]
+                    mine = [2 * value for value in gradient_of(name, tensor[1], moments, family in ("olmo2", "olmo3"))]
                     theirs = safetensors.floats(tensor)
                     self.assertEqual(len(mine), len(theirs), name)
                     largest = max(map(abs, theirs))
@@ -393,18 +396,24 @@ def gradient_of(name, shape, moments, post_norms):
         count, out, width = shape[0], shape[1] // len(parts), shape[2]
         return [part[(e * width + i) * out + o] for e in range(count) for part in parts for o in range(out) for i in range(width)]
     kind = "bias" if name.endswith(".bias") else "gain" if len(shape) == 1 else "weight"
-    inner = re.sub(r"^(transformer|model)\.", "", name).rpartition(".")[0]
+    inner = re.sub(r"^(transformer|model|gpt_neox)\.", "", name).rpartition(".")[0]
     block, layer = "", re.match(r"(?:h|layers)\.(\d+)\.", inner)
     if layer:
         block, inner = f"blocks.{layer[1]}.", inner[layer.end():]
     norms = {"input_layernorm": "norm1", "post_attention_layernorm": "norm1" if post_norms else "norm2",
-             "post_feedforward_layernorm": "norm2", "ln_1": "norm1", "ln_2": "norm2", "norm": "norm_f", "ln_f": "norm_f"}
+             "post_feedforward_layernorm": "norm2", "ln_1": "norm1", "ln_2": "norm2", "norm": "norm_f", "ln_f": "norm_f",
+             "final_layer_norm": "norm_f"}
     linears = {"attn.c_attn": "attn.q attn.k attn.v", "attn.c_proj": "attn.o", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
+    turned = {"attention.dense": "attn.o", "mlp.dense_h_to_4h": "mlp.up", "mlp.dense_4h_to_h": "mlp.down"}
     linears_of_experts = {"mlp.gate": "mlp.router", "mlp.shared_expert_gate": "mlp.shared_gate"}
-    tables = {"embed_tokens": "wte", "wte": "wte", "wpe": "wpe", "lm_head": "head.weight"}
+    tables = {"embed_tokens": "wte", "wte": "wte", "wpe": "wpe", "lm_head": "head.weight", "embed_in": "wte", "embed_out": "head.weight"}
     if inner in tables:
         return moments.pop(tables[inner])
-    ours = (norms.get(inner) or linears.get(inner) or linears_of_experts.get(inner)
+    if inner == "attention.query_key_value":  # of 6 heads in turn
+        parts = [moments.pop(f"{block}attn.{part}.{'bias' if len(shape) == 1 else 'weight'}") for part in "qkv"]
+        size, width = shape[0] // 18, shape[1] if len(shape) == 2 else 1
+        return [part[(i * 6 + head) * size + d] for head in range(6) for part in parts for d in range(size) for i in range(width)]
+    ours = (norms.get(inner) or linears.get(inner) or turned.get(inner) or linears_of_experts.get(inner)
             or re.sub(r"^self_attn\.", "attn.", inner).replace("shared_expert.", "shared.").removesuffix("_proj"))
     parts = [moments.pop(f"{block}{part}.{kind}") for part in ours.split()]
     if kind != "weight":

@@ -26,6 +26,7 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
   for (const auto& [key, value, may_be_chosen, set] : std::vector<Change>{
            {"window", "5", true, [](config::Model& m) { m.window = 5; }},
            {"window_full_every", "2", true, [](config::Model& m) { m.window_full_every = 2; }},
+           {"window_rope_theta", "500", true, [](config::Model& m) { m.window_rope_theta = 500; }},
            {"rotary_dim", "4", false, [](config::Model& m) { m.rotary_dim = 4; }},
            {"parallel_residual", "true", false, [](config::Model& m) { m.parallel_residual = true; }},
            {"nope_every", "4", false, [](config::Model& m) { m.nope_every = 4; }},

@@ -47,6 +47,18 @@ TEST(Families, DecideTheNumbersThatAreNotSet) {
     EXPECT_EQ(model.window, 0);
     EXPECT_EQ(model.window_full_every, 0);
   }
+  const Model olmo = model_of({"model.arch=olmo3"}),
+              scaled =
+                  model_of({"model.arch=olmo3", "model.rope_type=linear", "model.rope_factor=2", "model.window=7"}),
+              full = model_of({"model.arch=olmo3", "model.rope_type=linear", "model.rope_factor=2", "model.window=0"});
+  EXPECT_EQ(olmo.window, 4096);
+  EXPECT_EQ(olmo.window_full_every, 4);
+  EXPECT_EQ(olmo.window_rope_theta, 0);
+  EXPECT_EQ(scaled.window_rope_theta, 5e5);
+  EXPECT_TRUE(has_window_rope(scaled, 2));
+  EXPECT_FALSE(has_window_rope(scaled, 3));
+  EXPECT_EQ(full.window_full_every, 0);
+  EXPECT_EQ(full.window_rope_theta, 0);
   EXPECT_EQ(rotary_size(set), 6);
   EXPECT_EQ(set.norm_eps, 2e-6);
   EXPECT_EQ(set.rope_theta, 5);

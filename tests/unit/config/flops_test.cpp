@@ -81,6 +81,20 @@ TEST(Flops, OfPythias) {
   }
 }
 
+TEST(Flops, OfOlmo3CountItsWindows) {
+  config::Model model;
+  set_family(model, Arch::olmo3);
+  model.n_layer = 32;
+  model.n_head = 32;
+  model.d_model = 4096;
+  model.d_ff = 11008;
+  model.seq_len = 8192;
+  model.window = 4096;
+  model.window_full_every = 4;
+  EXPECT_EQ(matmul_weights(model, 100'278).total(), 6'886'744'064);
+  EXPECT_EQ(flops_per_token(model, 100'278, 0).full(), 49'373'528'064.0);
+}
+
 TEST(Flops, OfExpertsCountThoseThatComputeAToken) {
   struct Case {
     const char* name;

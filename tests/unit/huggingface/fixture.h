@@ -83,7 +83,7 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     if (m.qk_norm ? *m.qk_norm == config::QkNorm::head
                   : m.arch == config::Arch::qwen3 || m.arch == config::Arch::qwen3_moe)
       shapes[block + "attn.q_norm.gain"] = shapes[block + "attn.k_norm.gain"] = {head};
-    if (m.arch == config::Arch::olmo2 || m.arch == config::Arch::olmoe) {
+    if (m.arch == config::Arch::olmo2 || m.arch == config::Arch::olmo3 || m.arch == config::Arch::olmoe) {
       shapes[block + "attn.q_norm.gain"] = {queries};
       shapes[block + "attn.k_norm.gain"] = {kv};
     }

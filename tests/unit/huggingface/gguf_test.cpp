@@ -177,6 +177,21 @@ TEST(Gguf, NeoxHasQueriesThenKeysThenValues) {
   EXPECT_EQ(all.metadata.at("gptneox.attention.layer_norm_epsilon"), 3e-6f);
 }
 
+TEST(Gguf, Olmo3HasWindowsWithAnUnscaledRope) {
+  TempFolder folder;
+  save(folder / "run", config_of({"model.arch=olmo3", "model.window=4", "model.window_full_every=2",
+                                  "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=64"}));
+  const Parsed all = exported(folder / "run", folder / "o.gguf");
+  EXPECT_EQ(all.metadata.at("general.architecture"), "olmo2");
+  EXPECT_EQ(all.metadata.at("olmo2.attention.sliding_window"), 4);
+  EXPECT_EQ(all.metadata.at("olmo2.attention.sliding_window_pattern"), 2);
+  EXPECT_EQ(all.metadata.at("olmo2.rope.freq_base_swa"), 5e5f);
+  EXPECT_EQ(all.metadata.at("olmo2.rope.scaling.type"), "yarn");
+  EXPECT_EQ(all.tensors.at("blk.1.post_attention_norm.weight").f32(5), value_of("blocks.1.norm1.gain", 5));
+  EXPECT_EQ(all.tensors.at("blk.1.post_ffw_norm.weight").f32(5), value_of("blocks.1.norm2.gain", 5));
+  EXPECT_EQ(all.tensors.at("blk.0.attn_q_norm.weight").sizes, (std::vector<uint64_t>{24}));
+}
+
 TEST(Gguf, QwenKeepsTheOrderOfFeaturesAndNorms) {
   TempFolder folder;
   save(folder / "run", config_of({"model.arch=qwen3", "model.n_kv_head=3", "model.head_dim=6", "model.rope_type=yarn",
@@ -337,6 +352,8 @@ TEST(Gguf, RejectsWhatLlamaCppCannotRun) {
            {{"model.arch=olmoe", "model.tie_embeddings=true"}, {"model.tie_embeddings = true", "a head of its own"}},
            {{"model.arch=gpt_neox", "model.attn_bias=none"}, {"model.attn_bias = \"none\"", "gptneox has biases"}},
            {{"model.arch=gpt_neox", "model.tie_embeddings=true"}, {"model.tie_embeddings = true", "a head of its own"}},
+           {{"model.arch=olmo3", "model.head_dim=6"}, {"model.head_dim = 6", "olmo2 requires"}},
+           {{"model.arch=olmo3", "model.attn_bias=all"}, {"model.attn_bias = \"all\"", "olmo2 has no biases"}},
            {{"model.arch=smollm3"}, {"model.arch = \"smollm3\"", "qwen3"}},
            {{"model.arch=olmo2"}, {"model.arch = \"olmo2\"", "qwen3"}},
            {{"model.arch=llama", "model.qk_norm=head"}, {"model.qk_norm = \"head\""}},

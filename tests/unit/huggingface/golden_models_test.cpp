@@ -38,6 +38,11 @@ struct Golden {
 const std::vector<std::string> kNeox = {"arch=gpt_neox", "n_layer=2", "n_head=4",     "d_model=32",
                                         "d_ff=40",       "seq_len=8", "rotary_dim=4", "norm_eps=1e-5"};
 
+const std::vector<std::string> kOlmo3 = {
+    "arch=olmo3",      "n_layer=3",     "n_head=4", "n_kv_head=2",    "d_model=16",          "d_ff=20",
+    "seq_len=8",       "norm_eps=1e-6", "window=3", "rope_type=yarn", "window_full_every=3", "rope_factor=4",
+    "rope_original=64"};
+
 std::vector<std::string> operator+(std::vector<std::string> all, const std::vector<std::string>& more) {
   all.insert(all.end(), more.begin(), more.end());
   return all;
@@ -81,7 +86,18 @@ std::vector<Golden> goldens() {
        5.917627844027742,
        {{"gpt_neox.layers.1.attention.query_key_value.weight", {{1, 1, 2.457231068708188e-03}}, 1.381148598011081},
         {"gpt_neox.layers.1.mlp.dense_h_to_4h.weight", {{1, 1, 2.739888153960060e-03}}, 6.623579180761558e-01}}},
+      {"olmo3-tiny",
+       29,
+       kOlmo3,
+       3.360416939680114,
+       4.613778835843715,
+       {{"model.layers.2.self_attn.q_proj.weight", {{1, 1, 6.424549117043063e-03}}, 5.272404085837763e-01},
+        {"model.layers.2.self_attn.k_norm.weight", {{1, 0, -2.384469734346027e-02}}, 1.024876053027314e-01},
+        {"model.embed_tokens.weight", {{7, 1, -5.054958441525482e-01}}, 2.551387631480500},
+        {"lm_head.weight", {{7, 1, -1.729129200307142e-02}}, 9.806423873386703e-01}}},
       // Mistakes that change the loss.
+      {"olmo3-tiny with yarn in all layers", 29, kOlmo3 + std::vector<std::string>{"window_rope_theta=0"},
+       3.371479103160229},
       {"neox-tiny with the tanh form of GELU", 31, kNeox + std::vector<std::string>{"activation=gelu"},
        3.737436205057416},
       {"neox-tiny, sequential", 31, kNeox + std::vector<std::string>{"parallel_residual=false"}, 4.231120442224879},
@@ -93,8 +109,7 @@ std::vector<Golden> goldens() {
   };
 }
 
-/// Returns the names of a file's tensors in the order that numbers them; some of them do not exist.
-std::vector<std::string> names_in_order(const config::Model& model) {
+std::vector<std::string> names_of_neox(const config::Model& model) {
   std::vector<std::string> all{"gpt_neox.embed_in.weight"};
   for (int64_t layer = 0; layer < model.n_layer; ++layer)
     for (const char* name : {"input_layernorm", "post_attention_layernorm", "attention.query_key_value",
@@ -104,7 +119,17 @@ std::vector<std::string> names_in_order(const config::Model& model) {
   all.insert(all.end(), {"gpt_neox.final_layer_norm.weight", "gpt_neox.final_layer_norm.bias", "embed_out.weight"});
   return all;
 }
-
+/// Returns the names of a file's tensors in the order that numbers them; some of them do not exist.
+std::vector<std::string> names_in_order(const config::Model& model) {
+  std::vector<std::string> all{"model.embed_tokens.weight"};
+  for (int64_t layer = 0; layer < model.n_layer; ++layer)
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                             "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm", "mlp.gate_proj",
+                             "mlp.up_proj", "mlp.down_proj", "post_feedforward_layernorm"})
+      all.push_back(format("model.layers.{}.{}.weight", layer, name));
+  all.insert(all.end(), {"model.norm.weight", "lm_head.weight"});
+  return model.arch == config::Arch::gpt_neox ? names_of_neox(model) : all;
+}
 /// Returns element (row, col) of the file's tensor number `index`.
 double value_at(const MappedTensor& tensor, int64_t index, int64_t row, int64_t col) {
   const double wave = std::sin(static_cast<double>(1 + 37 * row + 11 * col + 3 * row * col + 101 * index));
@@ -178,6 +203,30 @@ TEST_P(GoldenModels, HaveTheLossesAndGradientsOfTheReference) {
         EXPECT_NEAR(values[static_cast<size_t>(row * cols + col)], value, 1e-12 * expected.norm) << row;
     }
   }
+}
+
+TEST(WindowRope, OfTheSameBaseIsTheRopeOfAllLayers) {
+  std::vector<std::string> sets;
+  for (const char* set : {"arch=llama", "n_layer=3", "n_head=4", "d_model=16", "seq_len=8", "window=3",
+                          "window_full_every=3", "rope_theta=2e4"})
+    sets.push_back(format("model.{}", set));
+  const config::Model one = config::load_text("", "x", sets, {.files = false}).model;
+  config::Model two = one, other = one;
+  two.window_rope_theta = 2e4;
+  other.window_rope_theta = 1e4;
+  reference::Batch batch{.sequences = 1, .length = kLength};
+  for (int32_t t = 0; t < kLength; ++t) {
+    batch.ids.push_back(t * t % 29);
+    batch.targets.push_back((t + 1) * (t + 1) % 29);
+  }
+  const auto run = [&](const config::Model& model) {
+    Rig rig(model, 29, 1, {});
+    rig.store.initialize(1);
+    const double loss = rig.step({batch});
+    return std::pair(loss, rig.gradients());
+  };
+  EXPECT_EQ(run(two), run(one));
+  EXPECT_NE(run(other).first, run(one).first);
 }
 
 INSTANTIATE_TEST_SUITE_P(Recompute, GoldenModels,

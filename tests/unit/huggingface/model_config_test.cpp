@@ -49,6 +49,33 @@ TEST(ModelConfig, ReadsBothFormsOfNeox) {
   EXPECT_FALSE(has_parallel_residual(now));
 }
 
+// Files of transformers 4, whose values are those of the class, and of transformers 5, with scaled layers and without.
+TEST(ModelConfig, ReadsBothFormsOfOlmo3) {
+  json old = json::parse(to_config_json(config_of({"model.arch=olmo3"}).model, kVocab, std::nullopt, FloatType::f32));
+  for (const char* field : {"layer_types", "sliding_window", "rms_norm_eps"}) old.erase(field);
+  old["num_hidden_layers"] = 9;
+  json recent = old;
+  for (const char* field : {"rope_theta", "rope_scaling"}) recent.erase(field);
+  recent["rope_parameters"]["full_attention"] = {
+      {"rope_type", "yarn"}, {"rope_theta", 1e6}, {"factor", 8.0}, {"original_max_position_embeddings", 8192}};
+  const config::Model before = parse_config_json(old.dump(), "c").config.model,
+                      now = parse_config_json(recent.dump(), "c").config.model;
+  for (const config::Model& model : {before, now}) {
+    EXPECT_EQ(model.window, 4096);
+    EXPECT_EQ(model.window_full_every, 4);
+    EXPECT_EQ(model.norm_eps, 1e-5);
+  }
+  EXPECT_EQ(before.rope_theta, 5e5);
+  EXPECT_EQ(before.window_rope_theta, 0);
+  EXPECT_EQ(now.rope_theta, 1e6);
+  EXPECT_EQ(now.window_rope_theta, 5e5);  // a missing object is the default
+  EXPECT_EQ(now.rope_type, config::RopeType::yarn);
+  json few = old;
+  few["num_hidden_layers"] = 2;
+  few["layer_types"] = {"sliding_attention", "sliding_attention"};
+  EXPECT_EQ(parse_config_json(few.dump(), "c").config.model.window_full_every, 0);
+}
+
 TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
   struct Case {
     config::Config config;
@@ -57,7 +84,7 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
     const char* part;
   };
   for (const auto& [config, field, value, part] : std::vector<Case>{
-           {gpt2(), "model_type", "olmo3", "model_type: \"olmo3\" is not supported; expected one of gpt2, llama"},
+           {gpt2(), "model_type", "gemma", "model_type: \"gemma\" is not supported; expected one of gpt2, llama"},
            {gpt2(), "model_type", nullptr, "model_type: missing"},
            {gpt2(), "n_layer", nullptr, "n_layer: missing"},
            {gpt2(), "n_layer", 0, "n_layer: 0, expected a whole number"},
@@ -96,7 +123,7 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
   }
   const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"}),
                        mixtral = config_of({"model.arch=mixtral"}), moe = config_of({"model.arch=qwen3_moe"}),
-                       neox = config_of({"model.arch=gpt_neox"});
+                       neox = config_of({"model.arch=gpt_neox"}), olmo3 = config_of({"model.arch=olmo3"});
   for (const auto& [config, field, value, part] : std::vector<Case>{
            {config_of({"model.arch=smollm3"}), "use_sliding_window", true, "use_sliding_window: true"},
            {config_of({"model.arch=olmo2"}), "sliding_window", 8, "sliding_window: 8"},
@@ -109,6 +136,22 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
             "rope_parameters",
             {{"rope_theta", 7}},
             "rope_parameters.rope_theta: 7, but rotary_emb_base is 10000"},
+           {olmo3, "rope_theta", 1e6, "rope_theta: 1000000, which transformers 5 ignores"},
+           {olmo3, "rope_theta", nullptr, "rope_theta: missing, and versions of transformers"},
+           {olmo3,
+            "rope_parameters",
+            {{"rope_type", "default"}, {"rope_theta", 5e5}},
+            "rope_parameters: transformers ignores"},
+           {olmo3,
+            "rope_parameters",
+            {{"full_attention", {{"rope_theta", 1e6}}}},
+            "rope_theta: 500000, but rope_parameters"},
+           {olmo3,
+            "rope_parameters",
+            {{"full_attention", {{"rope_theta", 5e5}}},
+             {"sliding_attention", {{"rope_type", "linear"}, {"factor", 2}}}},
+            "only layers without a window"},
+           {olmo3, "layer_types", {"sliding_attention", "full"}, "layer 1 is \"full\""},
            {neox, "hidden_act", "relu", "hidden_act: \"relu\""},
            {neox, "attention_dropout", 0.3, "attention_dropout: 0.3, but hidden_dropout is 0.1"},
            {neox, "num_key_value_heads", 3, "num_key_value_heads: 3, but gpt_neox has as many"},

@@ -44,6 +44,14 @@ const Family kFamilies[] = {
        m.tie_embeddings = true;
      }},
     {"Olmo2", config::Arch::olmo2, [](config::Model&) {}},
+    {"Olmo3", config::Arch::olmo3,
+     [](config::Model& m) {
+       m.window = 5;
+       m.window_full_every = 2;
+       m.rope_type = config::RopeType::linear;
+       m.rope_factor = 4;
+       m.window_rope_theta = 1e4;
+     }},
     {"GptNeox", config::Arch::gpt_neox,
      [](config::Model& m) {
        m.n_head = m.n_kv_head = 4;  // heads have 8 features, 2 of which rotate
