@@ -81,7 +81,13 @@ constexpr ModelKey kKeys[] = {
        const config::QkNorm norm = query_key_norm(m);
        return stored(config::kQkNormNames[static_cast<size_t>(norm)], norm != config::QkNorm::none);
      }},
-    {"norm_place", [](const Model& m) { return stored("post", has_post_norms(m)); }, "pre"},
+    {"norm_place",
+     [](const Model& m) {
+       return stored(config::kNormPlaceNames[static_cast<size_t>(place_of_norms(m))], has_norms_after(m));
+     },
+     "pre"},
+    {"attn_scalar",
+     [](const Model& m) { return stored(score_scalar(m), score_scalar(m) != static_cast<double>(head_size(m))); }},
     {"parallel_residual", [](const Model& m) { return stored("true", has_parallel_residual(m)); }, "false"},
     {"window", unless_zero<&Model::window>, "0"},
     {"window_full_every", unless_zero<&Model::window_full_every>, "0"},

@@ -17,7 +17,7 @@ std::vector<BlockLinear> linears_of(const Model& m, int64_t layer) {
   const AttentionBias bias = attention_bias(m);
   // Pre-norm, linears that write the residual stream begin smaller, by √(2·layers).
   const double reads = m.init_std * m.init_hidden;
-  const double writes = has_post_norms(m) ? reads : reads / std::sqrt(2.0 * static_cast<double>(m.n_layer));
+  const double writes = has_norms_after(m) ? reads : reads / std::sqrt(2.0 * static_cast<double>(m.n_layer));
   std::vector<BlockLinear> all = {
       {Site::qkv,
        m.d_model,

@@ -55,6 +55,7 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"use_parallel_residual", "model.parallel_residual"},
       {"gpt-j-residual", "model.parallel_residual"},
       {"sliding_window", "model.window"},
+      {"query_pre_attn_scalar", "model.attn_scalar"},
       {"sliding_window_pattern", "model.window_full_every"},
       {"rope_local_base_freq", "model.window_rope_theta"},
       {"final_logit_softcapping", "model.logit_softcap"},

@@ -96,7 +96,7 @@ void declare_model(std::vector<Key>& keys) {
       "norm_place", &Model::norm_place, {std::begin(kNormPlaceNames), std::end(kNormPlaceNames)},
       by_family([](const FamilyFacts& f) { return kNormPlaceNames[static_cast<size_t>(f.norm_place)]; }),
       "Place of the norms in attention and MLP. pre: before the first linear; post: after the last linear, before "
-      "the result is added to the residual stream (OLMo 2).");
+      "the result is added to the residual stream (OLMo 2); both: a norm in each place (Gemma).");
   model.boolean("parallel_residual", &Model::parallel_residual,
                 by_family([](const FamilyFacts& f) { return f.parallel_residual ? "true" : "false"; }),
                 "Attention and MLP read the same input, and both are added to it (GPT-NeoX).");
@@ -146,6 +146,8 @@ void declare_model(std::vector<Key>& keys) {
                                                                   return std::to_string(f.window_full_every);
                                                                 })},
                 "Blocks whose number, counted from 1, is a multiple of this have no window; 0: all blocks have one.");
+  model.number("attn_scalar", &Model::attn_scalar, 0, {.range = above(0), .derived = "head_dim"},
+               "Attention scores are divided by the square root of this number.");
   model.number("window_rope_theta", &Model::window_rope_theta, -1,
                {.range = at_least(0), .derived = by_family([](const FamilyFacts& f) {
                                         return f.window_rope_theta == kUnscaledBase

@@ -23,7 +23,7 @@ enum class Arch {
 };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head, full };
-enum class NormPlace { pre, post };
+enum class NormPlace { pre, post, both };
 enum class NormKind { layer, rms };
 enum class Positions { learned, rope };
 enum class MlpKind { plain, gated };  // down(act(up(x))), down(act(gate(x)) ∘ up(x))
@@ -44,6 +44,8 @@ struct FamilyFacts {
   AttentionBias attn_bias = AttentionBias::none;  // without bias; with bias all linears of attention have one
   QkNorm qk_norm = QkNorm::none;
   NormPlace norm_place = NormPlace::pre;
+  double gain_offset = 0;         // gains of norms are stored less this
+  bool scales_embedding = false;  // rows of the embedding times √d_model, rounded to the compute type
   bool parallel_residual = false;
   int64_t nope_every = 0;
   double norm_eps = 1e-5, rope_theta = 1e4;
@@ -76,12 +78,13 @@ struct Model {
   std::optional<AttentionBias> attn_bias;  // if this or one of the next two is unset, the family decides: see below
   std::optional<bool> mlp_bias;
   std::optional<QkNorm> qk_norm;
-  std::optional<NormPlace> norm_place;    // unset: the family decides; has_post_norms() returns the effective value
+  std::optional<NormPlace> norm_place;    // unset: the family decides; place_of_norms() returns the effective value
   std::optional<bool> parallel_residual;  // unset: the family decides; see has_parallel_residual()
   int64_t max_positions = 0;              // 0: seq_len
   // Keys that a row sees at most, 0: all earlier ones; each layer whose number is a multiple of window_full_every sees
   // all of them. window_of() returns a layer's window.
   int64_t window = 0, window_full_every = 0;
+  double attn_scalar = 0;             // 0: head_dim; score_scalar() returns the effective value
   double window_rope_theta = 0;       // base of the RoPE, never scaled, of layers with a window; 0: that of all layers
   double logit_softcap = 0;           // 0: none
   std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
@@ -101,7 +104,7 @@ inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of QkNorm, in order.
 inline constexpr const char* kQkNormNames[] = {"none", "head", "full"};
 /// The names of NormPlace, in order.
-inline constexpr const char* kNormPlaceNames[] = {"pre", "post"};
+inline constexpr const char* kNormPlaceNames[] = {"pre", "post", "both"};
 /// The names of RopeType, in order.
 inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
 inline bool has_rope_positions(const Model& model) { return model.family.positions == Positions::rope; }
@@ -149,9 +152,13 @@ inline bool has_window_rope(const Model& model, int64_t layer) {
 }
 /// Returns the norms that are applied to queries and keys.
 inline QkNorm query_key_norm(const Model& model) { return model.qk_norm.value_or(model.family.qk_norm); }
-/// True if norms are applied to the outputs of attention and MLP instead of their inputs.
-inline bool has_post_norms(const Model& model) {
-  return model.norm_place.value_or(model.family.norm_place) == NormPlace::post;
+inline NormPlace place_of_norms(const Model& model) { return model.norm_place.value_or(model.family.norm_place); }
+/// Return whether norms are applied to the inputs of attention and MLP, and to their outputs.
+inline bool has_norms_before(const Model& model) { return place_of_norms(model) != NormPlace::post; }
+inline bool has_norms_after(const Model& model) { return place_of_norms(model) != NormPlace::pre; }
+/// Returns the number by whose square root attention scores are divided.
+inline double score_scalar(const Model& model) {
+  return model.attn_scalar > 0 ? model.attn_scalar : static_cast<double>(head_size(model));
 }
 /// True if attention and MLP read the same x: x + attention(norm1(x)) + mlp(norm2(x)).
 inline bool has_parallel_residual(const Model& model) {

@@ -123,7 +123,7 @@ void check_model(const Model& m, Checker& checker) {
       nope_interval(m) == 0 || has_rope_positions(m), {"model.nope_every", "model.arch"},
       "nope_every = {} leaves out RoPE, but arch = \"{}\" has learned positions; remove it, or use arch = \"llama\"",
       nope_interval(m), family_of(m).name);
-  checker.require(!has_parallel_residual(m) || !has_post_norms(m), {"model.parallel_residual", "model.norm_place"},
+  checker.require(!has_parallel_residual(m) || !has_norms_after(m), {"model.parallel_residual", "model.norm_place"},
                   "parallel blocks have a norm before each branch; use norm_place = \"pre\"");
   checker.require(has_gated_mlp(m) || activation_of(m) != Activation::silu, {"model.activation", "model.arch"},
                   "only gated MLPs use silu, and those of arch = \"{}\" have no gate; use gelu or gelu_erf",

@@ -38,7 +38,6 @@ void require_same_features(const config::Model& m, const Family& family) {
   const WindowFields windows = family.hugging_face.windows;
   const config::QkNorm qk_norm = family.facts.qk_norm;
   const bool listed = windows == WindowFields::listed;
-  const bool post_norms = family.facts.norm_place == config::NormPlace::post;
   if (m.logit_softcap > 0)
     cannot_represent("logit_softcap", format("{}", m.logit_softcap),
                      format("Hugging Face's {} has no logit soft cap", type));
@@ -74,11 +73,19 @@ void require_same_features(const config::Model& m, const Family& family) {
                             qk_norm == config::QkNorm::none   ? "does not normalize queries and keys"
                             : qk_norm == config::QkNorm::head ? "always normalizes queries and keys per head"
                                                               : "always normalizes queries and keys over all heads"));
-  if (has_post_norms(m) != post_norms)
-    cannot_represent(
-        "norm_place", post_norms ? "\"pre\"" : "\"post\"",
-        format("Hugging Face's {} has its norms {} attention and MLP; arch = \"{}\" has them {}", type,
-               post_norms ? "after" : "before", post_norms ? "llama" : "olmo2", post_norms ? "before" : "after"));
+  if (const config::NormPlace place = place_of_norms(m); place != family.facts.norm_place) {
+    constexpr const char *kPlaces[] = {"before", "after", "before and after"},
+                         *kFamilies[] = {"llama", "olmo2", "gemma3"};
+    const auto mine = static_cast<size_t>(place), theirs = static_cast<size_t>(family.facts.norm_place);
+    cannot_represent("norm_place", format("\"{}\"", config::kNormPlaceNames[mine]),
+                     format("Hugging Face's {} has its norms {} attention and MLP; arch = \"{}\" has them {}", type,
+                            kPlaces[theirs], kFamilies[mine], kPlaces[mine]));
+  }
+  if (score_scalar(m) != static_cast<double>(head_size(m)))
+    cannot_represent("attn_scalar", format("{}", score_scalar(m)),
+                     format("Hugging Face's {} divides scores by the square root of head_dim = {}; arch = \"gemma3\" "
+                            "need not",
+                            type, head_size(m)));
 }
 
 /// Names of the two forms of GELU in config.json; the file's default, and export, have the first one of a form.

@@ -73,7 +73,6 @@ class Collector {
     prefix_ = format("blocks.{}.", layer);
     in_block_ = format("{}.{}.", kBlocks[form_], layer);
     in_gguf_ = format("blk.{}.", layer);
-    const bool post = has_post_norms(model_);
     const std::vector<config::BlockLinear> linears = linears_of(model_, layer);
     const auto attends = [&](size_t i) {
       return linears[i].site == sharding::Site::qkv || linears[i].site == sharding::Site::out;
@@ -81,7 +80,7 @@ class Collector {
     for (size_t i = 0; i < linears.size(); ++i) {
       const bool first = i == 0 || attends(i - 1) != attends(i),
                  last = i + 1 == linears.size() || attends(i + 1) != attends(i);
-      if (first && !post) norm(attends(i) ? "norm1" : "norm2");
+      if (first && has_norms_before(model_)) norm(attends(i) ? "norm1" : "norm2");
       if (linears[i].role != config::Role::experts) {
         linear(linears[i]);
       } else if (reads_residual(linears[i].site)) {  // all matrices of an expert, then those of the next one
@@ -92,7 +91,7 @@ class Collector {
         head_norm("attn.q_norm", attention_width(model_));
         head_norm("attn.k_norm", key_width(model_));
       }
-      if (last && post) norm(attends(i) ? "norm1" : "norm2", /*after=*/true);
+      if (last && has_norms_after(model_)) norm(attends(i) ? "norm1" : "norm2", /*after=*/true);
     }
     prefix_.clear();
     in_block_.clear();

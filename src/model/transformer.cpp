@@ -1,6 +1,7 @@
 #include "model/transformer.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/rope.h"
 #include "tensor/host_copy.h"
@@ -13,6 +14,15 @@ namespace {
 
 constexpr const char* kLayer = "layer";  // in a trace
 
+/// Returns √width, rounded to the compute type as transformers does. Rows are scaled, never the table, which may also
+/// be the head.
+double scale_of_embedding(int64_t width, DType compute) {
+  const double root = std::sqrt(static_cast<double>(width));
+  if (compute == DType::f64) return root;
+  const auto single = static_cast<float>(root);
+  return static_cast<double>(compute == DType::bf16 ? static_cast<float>(bf16(single)) : single);
+}
+
 }  // namespace
 
 Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
@@ -24,6 +34,7 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
       strategy_(strategy),
       embedding_dropout_{strategy.ranks(), strategy.stream(0), model.d_model, model.dropout,
                          philox_key(dropout_seed, "dropout.embedding")},
+      embedding_scale_(model.family.scales_embedding ? scale_of_embedding(model.d_model, store.compute_dtype()) : 1),
       chunks_(chunks.empty() ? std::vector{Chunk{.last = model.n_layer}} : std::move(chunks)),
       blocks_(static_cast<size_t>(model.n_layer)) {
   const bool rotates = has_rope_positions(model), tied = model.tie_embeddings.value();
@@ -71,6 +82,7 @@ Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, int64_t from,
 
 Scratch Transformer::embed(Exec& ex, const Batch& batch) {
   Scratch x = embedding_->forward(ex, batch);
+  if (embedding_scale_ != 1) ops::run(ex, ops::Scale{x, embedding_scale_});
   if (const auto dropout = embedding_dropout_.of(batch)) ops::run(ex, ops::DropoutAdd{x, {}, x, *dropout});
   return x;
 }
@@ -111,6 +123,7 @@ Scratch Transformer::loss_backward(Exec& ex, const Batch& batch, Saved& saved, c
   }
   if (chunk.embedding) {
     if (const auto dropout = embedding_dropout_.of(batch)) ops::run(ex, ops::DropoutAdd{dx, {}, dx, *dropout});
+    if (embedding_scale_ != 1) ops::run(ex, ops::Scale{dx, embedding_scale_});
     embedding_->backward(ex, batch, dx, grads);
     grads.end_group(ex, embedding_group_);
   }

@@ -124,6 +124,7 @@ class Transformer {
   parallel::ParamStore& store_;
   parallel::Strategy& strategy_;
   parallel::StreamDropout embedding_dropout_;
+  double embedding_scale_;  // multiplies the rows that the embedding returns; 1: no scale
   std::vector<Chunk> chunks_;
   std::unique_ptr<parallel::Embedding> embedding_;
   std::vector<std::optional<Block>> blocks_;  // by layer; empty: on another rank

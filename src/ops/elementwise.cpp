@@ -49,6 +49,17 @@ void run(Exec& ex, const DropoutAdd& op) {
   });
 }
 
+void run(Exec& ex, const Scale& op) {
+  const size_t type = kernel_index(op.x.dtype, "scale x");
+  const OpTimer timer(ex.meter, OpKind::elementwise, {static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
+  if (ex.device.dry()) return;
+  const auto kernel = elementwise_kernels(ex).scale[type];
+  for_tiles(ex, op.x.rows(), op.x.cols(), op.x.packed(), [&](int64_t r, int64_t n, int64_t c, int64_t width) {
+    kernel(element_at(op.x, r, c), op.x.ld(), n, width, op.factor);
+  });
+}
+
 void run(Exec& ex, const ColumnSum& op) {
   constexpr int64_t kColumns = 1024, kLeastRows = 128, kMostBlocks = 128;  // a task's kColumns sums stay in L1
   const size_t type = kernel_index(op.x.dtype, "column sum x");

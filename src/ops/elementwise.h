@@ -29,6 +29,14 @@ struct DropoutAdd {
 void run(Exec& ex, const DropoutAdd& op);
 // The backward pass, dx = mask(dy)/(1 − p), is DropoutAdd on the gradient without a residual.
 
+/// x = factor · x, in place, in the accumulator type and rounded once. x [N, H] compute dtype. The factor is rounded to
+/// the accumulator type.
+struct Scale {
+  Tensor x;
+  double factor = 1;
+};
+void run(Exec& ex, const Scale& op);
+
 /// sums[c] (+)= Σ_rows x[r, c]: bias gradients. x [N, F] compute dtype, sums [F] accumulator dtype. Sums over
 /// row blocks whose size does not depend on threads.
 struct ColumnSum {

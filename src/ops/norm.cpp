@@ -18,7 +18,7 @@ int64_t width_of(const Tensor& x, int64_t groups) {
 
 /// Checks the operands that forward and apply have in common.
 NormRows checked(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& y, const Tensor& mean,
-                 const Tensor& rstd, double eps, bool center, int64_t groups) {
+                 const Tensor& rstd, double eps, bool center, int64_t groups, double gain_offset) {
   const int64_t rows = x.rows(), cols = width_of(x, groups);
   const DType statistics = accumulator_of(x.dtype);
   expect_rows(y, rows, x.cols(), x.dtype, "norm y");
@@ -27,14 +27,27 @@ NormRows checked(const Tensor& x, const Tensor& gain, const Tensor& bias, const 
   if (mean) expect_count(mean, rows * groups, statistics, "norm mean");
   if (rstd) expect_count(rstd, rows * groups, statistics, "norm rstd");
   TRAINER_CHECK(center || !mean, "an RMS norm keeps no mean");
-  return {x.data, gain.data, bias.data, y.data, mean.data, rstd.data, x.ld(), y.ld(), cols, groups, eps, center};
+  return {x.data,
+          gain.data,
+          bias.data,
+          y.data,
+          mean.data,
+          rstd.data,
+          x.ld(),
+          y.ld(),
+          cols,
+          groups,
+          eps,
+          center,
+          gain_shift(gain_offset)};
 }
 
 }  // namespace
 
 void run(Exec& ex, const NormForward& op) {
   const size_t type = kernel_index(op.x.dtype, "norm x");
-  const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, op.eps, op.center, op.groups);
+  const NormRows rows =
+      checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, op.eps, op.center, op.groups, op.gain_offset);
   TRAINER_CHECK(!op.center || static_cast<bool>(op.mean) == static_cast<bool>(op.rstd),
                 "norm keeps both statistics or neither");
   const OpTimer timer(ex.meter, OpKind::norm, {8.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
@@ -47,7 +60,8 @@ void run(Exec& ex, const NormForward& op) {
 
 void run(Exec& ex, const NormApply& op) {
   const size_t type = kernel_index(op.x.dtype, "norm x");
-  const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, 0, op.center, op.groups);
+  const NormRows rows =
+      checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, 0, op.center, op.groups, op.gain_offset);
   TRAINER_CHECK(op.rstd && (op.mean || !op.center), "NormApply requires the statistics of NormForward");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
@@ -80,7 +94,7 @@ void run(Exec& ex, const NormBackward& op) {
   if (ex.device.dry()) return;
   const NormGradient args{op.dy.data,       op.x.data,  op.gain.data, op.mean.data, op.rstd.data,
                           op.residual.data, op.dx.data, op.dy.ld(),   op.x.ld(),    op.residual.ld(),
-                          op.dx.ld(),       cols,       op.groups,    op.center};
+                          op.dx.ld(),       cols,       op.groups,    op.center,    gain_shift(op.gain_offset)};
   const auto kernel = norm_kernels(ex).backward[type];
   for_row_blocks(ex, rows, block, [&](int64_t first, int64_t n) {
     std::byte* bias_sum = op.dbias ? row_at(bias_sums, first / block) : nullptr;

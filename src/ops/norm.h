@@ -2,6 +2,9 @@
 // Layer norm (Ba et al. 2016) and RMS norm (Zhang & Sennrich 2019, eq. 4), one operator:
 //   layer: y = (x − mean(x)) · rstd · gain + bias,  rstd = 1/sqrt(mean((x − mean)²) + eps)
 //   rms:   y = x · rstd · gain (+ bias when given), rstd = 1/sqrt(mean(x²) + eps)
+// A gain may be stored less an offset (Gemma: 1): it is gain_offset + gain, added in the accumulator type. Storing the
+// sum would lose bits of the stored gain.
+//
 // With G > 1 groups, each row is normalised as G rows of H/G columns that share gain and bias: the heads of queries or
 // keys.
 #include "tensor/exec.h"
@@ -16,6 +19,7 @@ struct NormForward {
   double eps = 1e-5;
   bool center = true;  // true: layer norm
   int64_t groups = 1;
+  double gain_offset = 0;
 };
 void run(Exec& ex, const NormForward& op);
 
@@ -24,6 +28,7 @@ struct NormApply {
   Tensor x, gain, bias, mean, rstd, y;
   bool center = true;
   int64_t groups = 1;
+  double gain_offset = 0;
 };
 void run(Exec& ex, const NormApply& op);
 
@@ -34,7 +39,11 @@ struct NormBackward {
   bool center = true;
   bool accumulate_gain = false, accumulate_bias = false;
   int64_t groups = 1;
+  double gain_offset = 0;
 };
 void run(Exec& ex, const NormBackward& op);
+
+/// Returns what kernels add to a gain. −0 changes no bit of any gain; +0 would change the sign of −0.
+inline double gain_shift(double gain_offset) { return gain_offset == 0 ? -0.0 : gain_offset; }
 
 }  // namespace trainer::ops

@@ -43,7 +43,7 @@ void merge(Exec& ex, const NormMerge& op) {
 
 /// Checks the operands that both halves of the backward pass have in common.
 SplitGradient checked(const Tensor& dy, const Tensor& x, const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                      const Tensor& sums, bool center) {
+                      const Tensor& sums, bool center, double gain_offset) {
   const int64_t rows = x.rows(), cols = x.cols();
   const DType type = accumulator_of(x.dtype);
   expect_rows(dy, rows, cols, x.dtype, "split norm dy");
@@ -62,6 +62,7 @@ SplitGradient checked(const Tensor& dy, const Tensor& x, const Tensor& gain, con
   args.dy_ld = dy.ld();
   args.x_ld = x.ld();
   args.cols = cols;
+  args.shift = gain_shift(gain_offset);
   return args;
 }
 
@@ -96,7 +97,7 @@ void run(Exec& ex, const NormMerge& op) {
 
 void run(Exec& ex, const SplitNormSums& op) {
   const size_t type = kernel_index(op.x.dtype, "split norm x");
-  const SplitGradient args = checked(op.dy, op.x, op.gain, op.mean, op.rstd, op.sums, op.center);
+  const SplitGradient args = checked(op.dy, op.x, op.gain, op.mean, op.rstd, op.sums, op.center, op.gain_offset);
   const OpTimer timer(ex.meter, OpKind::norm, {6.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
@@ -108,7 +109,7 @@ void run(Exec& ex, const SplitNormBackward& op) {
   const size_t type = kernel_index(op.x.dtype, "split norm x");
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   const DType sums = accumulator_of(op.x.dtype);
-  SplitGradient args = checked(op.dy, op.x, op.gain, op.mean, op.rstd, op.sums, op.center);
+  SplitGradient args = checked(op.dy, op.x, op.gain, op.mean, op.rstd, op.sums, op.center, op.gain_offset);
   expect_rows(op.dx, rows, cols, op.x.dtype, "split norm dx");
   if (op.residual) expect_rows(op.residual, rows, cols, op.x.dtype, "split norm residual");
   expect_count(op.dgain, cols, sums, "split norm dgain");

@@ -34,6 +34,7 @@ void run(Exec& ex, const NormMerge& op);
 struct SplitNormSums {
   Tensor dy, x, gain, mean, rstd, sums;
   bool center = true;
+  double gain_offset = 0;
 };
 void run(Exec& ex, const SplitNormSums& op);
 

@@ -32,7 +32,7 @@ AttentionCore::AttentionCore(const Ranks& ranks, const sharding::Layer& layer, c
   op_.shape.heads = heads / sharers;
   op_.shape.kv_heads = std::max<int64_t>(1, spec.model.n_kv_head / sharers);
   op_.shape.head_dim = head_size(spec.model);
-  op_.scale = 1.0 / std::sqrt(static_cast<double>(head_dim()));
+  op_.scale = 1.0 / std::sqrt(score_scalar(spec.model));
   op_.mask.window = window_of(spec.model, spec.layer);
   op_.dropout.p = spec.model.dropout;
   op_.dropout.key = spec.dropout_key("attn");

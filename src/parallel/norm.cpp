@@ -15,9 +15,12 @@ Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormS
       groups_(spec.groups),
       store_(store),
       center_(spec.center),
-      eps_(spec.eps) {
+      eps_(spec.eps),
+      offset_(spec.gain_offset) {
   const mesh::Layout layout = store.replicated({spec.width}).with(stream.cols, mesh::split(0));
-  gain_ = store.add_slot(group, {{spec.name + ".gain", layout, {Init::Kind::ones, 0}, stream.rows}});
+  gain_ = store.add_slot(
+      group,
+      {{spec.name + ".gain", layout, {spec.gain_offset == 0 ? Init::Kind::ones : Init::Kind::zeros, 0}, stream.rows}});
   if (spec.bias) bias_ = store.add_slot(group, {{spec.name + ".bias", layout, {Init::Kind::zeros, 0}, stream.rows}});
 }
 
@@ -38,11 +41,17 @@ void Norm::forward(Exec& ex, const Tensor& x, const Tensor& y, NormStats* stats)
   }
   if (is_split() && !known) merge_statistics(ex, x, kept->mean, kept->rstd);
   if (is_split() || known) {
-    ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), kept->mean, kept->rstd, y, center_, groups_});
+    ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), kept->mean, kept->rstd, y, center_, groups_, offset_});
     return;
   }
-  ops::NormForward op{
-      .x = x, .gain = store_.weight(gain_), .bias = bias(), .y = y, .eps = eps_, .center = center_, .groups = groups_};
+  ops::NormForward op{.x = x,
+                      .gain = store_.weight(gain_),
+                      .bias = bias(),
+                      .y = y,
+                      .eps = eps_,
+                      .center = center_,
+                      .groups = groups_,
+                      .gain_offset = offset_};
   if (kept != nullptr) {
     op.mean = kept->mean;
     op.rstd = kept->rstd;
@@ -83,10 +92,11 @@ void Norm::backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats
                              .center = center_,
                              .accumulate_gain = dgain.accumulate,
                              .accumulate_bias = dbias.accumulate,
-                             .groups = groups_};
+                             .groups = groups_,
+                             .gain_offset = offset_};
   if (is_split()) {
     const Scratch sums = ex.take("norm.sums", {ops::norm_planes(center_) * x.rows()}, accumulator_of(x.dtype));
-    ops::run(ex, ops::SplitNormSums{dy, x, op.gain, op.mean, op.rstd, sums, center_});
+    ops::run(ex, ops::SplitNormSums{dy, x, op.gain, op.mean, op.rstd, sums, center_, offset_});
     ranks_.along(cols_).all_reduce(ex, sums).join(ex);
     ops::run(ex, ops::SplitNormBackward{op, sums, width_});
   } else {

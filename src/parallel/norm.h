@@ -16,6 +16,7 @@ struct NormSpec {
   double eps = 1e-5;
   int64_t groups = 1;  // groups of `width` columns, normalised separately with the same gain (this rank's heads); more
                        // than 1 only if columns are not split
+  double gain_offset = 0;  // the gain is this plus the parameter
 };
 struct NormStats {
   Scratch mean, rstd;  // [n · groups] accumulator type; RMS norms have no mean
@@ -49,7 +50,7 @@ class Norm {
   int64_t width_, groups_;
   params::ParamStore& store_;
   bool center_;
-  double eps_;
+  double eps_, offset_;
   params::SlotId gain_ = -1, bias_ = -1;
 };
 

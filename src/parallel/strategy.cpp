@@ -89,6 +89,7 @@ std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec)
 std::unique_ptr<Norm> Strategy::head_norm(const LayerSpec& spec, const std::string& name, int64_t heads) {
   const Spread attention = sharding_.layer(spec.layer).attention;
   NormSpec norm{name, head_size(spec.model), /*center=*/false, /*bias=*/false, spec.model.norm_eps};
+  norm.gain_offset = spec.model.family.gain_offset;
   AxisSet cols = 0;
   if (query_key_norm(spec.model) == config::QkNorm::full) {
     norm.width *= heads;

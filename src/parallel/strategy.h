@@ -138,7 +138,9 @@ class Strategy {
 
 /// Returns the norm of the residual stream.
 inline NormSpec norm_of(const config::Model& m, std::string name) {
-  return {std::move(name), m.d_model, /*center=*/m.family.norm == config::NormKind::layer, m.bias.value(), m.norm_eps};
+  return {std::move(name),     m.d_model,  /*center=*/m.family.norm == config::NormKind::layer,
+          m.bias.value(),      m.norm_eps, 1,
+          m.family.gain_offset};
 }
 
 /// Returns the mesh of a sharding: its axes, with its groups as aliases.

@@ -159,7 +159,7 @@ double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& 
   const double elements = rows_ * matrix_of(site).out;
   // Recomputation of a block ends before the block's last reduction, unless a norm follows it; that of a parallel block
   // before those of both branches.
-  const bool ends = site == Site::down && !has_post_norms(config_.model);
+  const bool ends = site == Site::down && !has_norms_after(config_.model);
   const double again = ends || (site == Site::out && has_parallel_residual(config_.model)) ? 0 : repeated();
   const Products time = products_next_to(site, linear);
   const MatrixPlacement at = placed(spread), output = output_of(linear);
@@ -172,14 +172,15 @@ double LayerCosts::stream(const Spread& spread) {
   const double rows = rows_ / ranks(spread.rows);
   const double part = rows * width_ / ranks(spread.cols) * element_;
   const double forward = config_.train.recompute == config::Recompute::none ? 1 + repeated() : 2;
-  double seconds = 2 * (forward * traffic(OpKind::norm, 2 * part) + traffic(OpKind::norm, 5 * part)) +
+  const double norms = place_of_norms(config_.model) == config::NormPlace::both ? 4 : 2;
+  double seconds = norms * (forward * traffic(OpKind::norm, 2 * part) + traffic(OpKind::norm, 5 * part)) +
                    2 * traffic(OpKind::elementwise, 3 * part);
   if (ranks(spread.cols) > 1) {
     const DType sums = accumulator_of(compute_);
     const double planes = config_.model.family.norm == config::NormKind::rms ? 1 : 2;
-    const double gathers = has_parallel_residual(config_.model) ? 1 : 2;  // both norms have the same statistics
+    const double gathers = has_parallel_residual(config_.model) ? 1 : norms;  // both norms have the same statistics
     seconds += gathers * collective(spread.cols, CommOp::all_gather, sums, planes * rows * ranks(spread.cols)) +
-               2 * collective(spread.cols, CommOp::all_reduce, sums, planes * rows);
+               norms * collective(spread.cols, CommOp::all_reduce, sums, planes * rows);
   }
   return seconds;
 }

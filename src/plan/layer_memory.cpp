@@ -4,6 +4,15 @@
 #include "plan/layer_costs.h"
 
 namespace trainer::plan {
+namespace {
+
+/// Returns how many tensors of the residual stream's shape a layer keeps for its backward pass.
+double streams_of(const config::Model& m, bool rebuilds) {
+  const double kept = rebuilds ? (has_norms_after(m) ? 4 : 2) : place_of_norms(m) == config::NormPlace::both ? 6 : 4;
+  return kept - (has_parallel_residual(m) ? 1 : 0);  // whose branches read one stream
+}
+
+}  // namespace
 
 double LayerCosts::matrix_bytes(AxisSet cut, double in, double out, const Kept& kept, Gradients gradients) const {
   const auto wide = static_cast<double>(size_of(accumulator_of(compute_)));
@@ -30,10 +39,7 @@ LayerCosts::Gradients LayerCosts::gradients() const {
 double LayerCosts::stream_bytes(const Spread& spread) const {
   return rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
 }
-double LayerCosts::kept_streams() const {
-  const bool shares = has_parallel_residual(config_.model);  // both branches read one stream
-  return (rebuilds() && !has_post_norms(config_.model) ? 2 : 4) - (shares ? 1 : 0);
-}
+double LayerCosts::kept_streams() const { return streams_of(config_.model, rebuilds()); }
 double LayerCosts::attention_bytes(const Spread& spread, bool rebuilds) const {
   // q, k, v and the context; with qk_norm also q and k before their norms.
   const bool keeps_both = query_key_norm(config_.model) != config::QkNorm::none && !rebuilds;
@@ -102,8 +108,7 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
         moved = std::max(moved, now);
       }
     }
-    const bool shares_x = has_parallel_residual(config_.model);
-    const double streams = shares_x ? 3 : 2;  // dy stays for attention
+    const double streams = has_parallel_residual(config_.model) ? 3 : 2;  // dy stays for attention
     const double gradients = rows_ * element_ *
                              (wide_ / ranks(layer.mlp.rows | layer.mlp.cols) +
                               streams * width_ / ranks(layer.stream.rows | layer.stream.cols));
@@ -112,8 +117,8 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
     const int64_t whole = std::min(whole_left, layer.count);
     whole_left -= whole;
     if (whole > 0)
-      kinds.push_back(
-          {static_cast<double>(whole), stream, written, live + inside(false) + (shares_x ? 2 : 3) * stream});
+      kinds.push_back({static_cast<double>(whole), stream, written,
+                       live + inside(false) + (streams_of(config_.model, false) - 1) * stream});
     if (whole < layer.count)
       kinds.push_back(
           {count - static_cast<double>(whole), kept_streams() * stream + inside(rebuilds()), written, live});

@@ -188,6 +188,14 @@ inline std::vector<LayoutCase> all_cases() {
     c.model.norm_place = config::NormPlace::post;
     c.model.qk_norm = config::QkNorm::full;
   });
+  with("BothNorms", [](config::Config& c) {  // with Gemma's gains, activation and scales
+    c.model.norm_place = config::NormPlace::both;
+    c.model.qk_norm = config::QkNorm::head;
+    c.model.family.gain_offset = 1;
+    c.model.family.scales_embedding = true;
+    c.model.activation = config::Activation::gelu;
+    c.model.attn_scalar = 10;
+  });
   with("Neox", [](config::Config& c) {
     set_family(c.model, config::Arch::gpt_neox);
     c.model.bias = true;

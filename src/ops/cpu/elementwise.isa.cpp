@@ -48,6 +48,16 @@ void dropout(const DropoutTile& t) {
 }
 
 template <typename T>
+void scale(void* data, int64_t ld, int64_t rows, int64_t cols, double factor) {
+  using A = AccumulatorOf<T>;
+  const Vec<A> by = splat<A>(static_cast<A>(factor));
+  for (int64_t r = 0; r < rows; ++r) {
+    T* const x = static_cast<T*>(data) + r * ld;
+    each_vector<A>(cols, [&](int64_t i, auto tag) { put(x + i, get(x + i, tag) * by, tag); });
+  }
+}
+
+template <typename T>
 void column_sum(const void* data, int64_t ld, int64_t rows, int64_t cols, void* out) {
   using A = AccumulatorOf<T>;
   const T* x = static_cast<const T*>(data);
@@ -92,6 +102,7 @@ void cast(const void* from, void* to, int64_t n) {
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels = {{dropout<double>, dropout<float>, dropout<bf16>},
+                                                       {scale<double>, scale<float>, scale<bf16>},
                                                        {column_sum<double>, column_sum<float>, column_sum<bf16>},
                                                        {partial_sum<double>, partial_sum<float>},
                                                        {{cast<double, double>, cast<double, float>, cast<double, bf16>},

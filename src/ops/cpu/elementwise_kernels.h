@@ -19,6 +19,7 @@ struct DropoutTile {
 };
 struct ElementwiseKernels {
   void (*dropout[3])(const DropoutTile& tile);
+  void (*scale[3])(void* x, int64_t ld, int64_t rows, int64_t cols, double factor);
   /// sums[c] = Σ_r x[r, c], accumulator type.
   void (*column_sum[3])(const void* x, int64_t ld, int64_t rows, int64_t cols, void* sums);
   /// sums[c] (+)= Σ_b partials[b, c] for first <= c < first + n, in order; accumulator types only.

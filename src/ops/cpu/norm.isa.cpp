@@ -14,17 +14,19 @@ void each_group(int64_t groups, int64_t first, int64_t rows, Body&& body) {
     for (int64_t group = 0; group < groups; ++group) body(r, group);
 }
 
-/// y = (x − mean)·rstd·gain + bias. Only this function computes y, so that forward and apply are bitwise identical.
+/// y = (x − mean)·rstd·(gain + shift) + bias. Only this function computes y, so that forward and apply are bitwise
+/// identical.
 template <typename T, typename A = AccumulatorOf<T>>
-void normalise_row(const T* x, const T* gain, const T* bias, T* y, A mean, A rstd, int64_t cols) {
-  const Vec<A> shift = splat<A>(mean), factor = splat<A>(rstd);
+void normalise_row(const T* x, const T* gain, const T* bias, T* y, A mean, A rstd, int64_t cols, double gain_shift) {
+  const Vec<A> shift = splat<A>(mean), factor = splat<A>(rstd), add = splat<A>(static_cast<A>(gain_shift));
   if (bias != nullptr) {
     each_vector<A>(cols, [&](int64_t i, auto tag) {
-      put(y + i, fmadd((get(x + i, tag) - shift) * factor, get(gain + i, tag), get(bias + i, tag)), tag);
+      put(y + i, fmadd((get(x + i, tag) - shift) * factor, get(gain + i, tag) + add, get(bias + i, tag)), tag);
     });
   } else {
-    each_vector<A>(
-        cols, [&](int64_t i, auto tag) { put(y + i, (get(x + i, tag) - shift) * factor * get(gain + i, tag), tag); });
+    each_vector<A>(cols, [&](int64_t i, auto tag) {
+      put(y + i, (get(x + i, tag) - shift) * factor * (get(gain + i, tag) + add), tag);
+    });
   }
 }
 
@@ -48,7 +50,7 @@ void forward(const NormRows& op, int64_t first, int64_t rows) {
     const A rstd = A(1) / square_root(squares / count + static_cast<A>(op.eps));
     if (means != nullptr) means[at] = mean;
     if (rstds != nullptr) rstds[at] = rstd;
-    normalise_row<T>(x, gain, bias, static_cast<T*>(op.y) + r * op.y_ld + start, mean, rstd, op.cols);
+    normalise_row<T>(x, gain, bias, static_cast<T*>(op.y) + r * op.y_ld + start, mean, rstd, op.cols, op.shift);
   });
 }
 
@@ -59,13 +61,13 @@ void apply(const NormRows& op, int64_t first, int64_t rows) {
     const int64_t start = group * op.cols, at = r * op.groups + group;
     normalise_row<T>(static_cast<const T*>(op.x) + r * op.x_ld + start, static_cast<const T*>(op.gain),
                      static_cast<const T*>(op.bias), static_cast<T*>(op.y) + r * op.y_ld + start,
-                     op.center ? static_cast<const A*>(op.mean)[at] : A(0), static_cast<const A*>(op.rstd)[at],
-                     op.cols);
+                     op.center ? static_cast<const A*>(op.mean)[at] : A(0), static_cast<const A*>(op.rstd)[at], op.cols,
+                     op.shift);
   });
 }
 
-/// With n = (x − mean)·rstd and g = dy·gain:  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred. The row stays in
-/// L1 between the pass that forms the sums and the pass that writes dx.
+/// With n = (x − mean)·rstd and g = dy·(gain + shift):  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred. The
+/// row stays in L1 between the pass that forms the sums and the pass that writes dx.
 template <typename T>
 void backward(const NormGradient& op, int64_t first, int64_t rows, void* gain_sum, void* bias_sum) {
   using A = AccumulatorOf<T>;
@@ -81,11 +83,11 @@ void backward(const NormGradient& op, int64_t first, int64_t rows, void* gain_su
     const T* dy = static_cast<const T*>(op.dy) + r * op.dy_ld + start;
     T* dx = static_cast<T*>(op.dx) + r * op.dx_ld + start;
     const A rstd = static_cast<const A*>(op.rstd)[at];
-    const Vec<A> factor = splat<A>(rstd);
+    const Vec<A> factor = splat<A>(rstd), add = splat<A>(static_cast<A>(op.shift));
     const Vec<A> shift = splat<A>(op.center ? static_cast<const A*>(op.mean)[at] : A(0));
     Vec<A> sum{}, product{};
     auto gather = [&](int64_t i, auto tag) {
-      const Vec<A> d = get(dy + i, tag), n = (get(x + i, tag) - shift) * factor, g = d * get(gain + i, tag);
+      const Vec<A> d = get(dy + i, tag), n = (get(x + i, tag) - shift) * factor, g = d * (get(gain + i, tag) + add);
       sum += g;
       product = fmadd(g, n, product);
       put(dgain + i, fmadd(d, n, get(dgain + i, tag)), tag);
@@ -102,7 +104,7 @@ void backward(const NormGradient& op, int64_t first, int64_t rows, void* gain_su
     const Vec<A> constant = splat<A>(op.center ? -rstd * (lane_sum<A>(sum) / count) : A(0));
     const Vec<A> slope = splat<A>(-rstd * (lane_sum<A>(product) / count));
     auto gradient = [&](int64_t i, auto tag) {
-      const Vec<A> n = (get(x + i, tag) - shift) * factor, g = get(dy + i, tag) * get(gain + i, tag);
+      const Vec<A> n = (get(x + i, tag) - shift) * factor, g = get(dy + i, tag) * (get(gain + i, tag) + add);
       return fmadd(g, factor, fmadd(n, slope, constant));
     };
     if (op.residual != nullptr) {

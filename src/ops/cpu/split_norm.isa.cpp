@@ -23,26 +23,27 @@ void moments(const MomentRows& op, int64_t first, int64_t rows) {
   }
 }
 
-/// The values that both halves of the backward pass compute from a row: n = (x − mean)·rstd and g = dy·gain.
+/// The values that both halves of the backward pass compute from a row: n = (x − mean)·rstd and g = dy·(gain + shift).
 template <typename T, typename A = AccumulatorOf<T>>
 struct Row {
   const T *x, *dy, *gain;
   A rstd;
-  Vec<A> factor, shift;
+  Vec<A> factor, shift, add;
   Row(const SplitGradient& op, int64_t r)
       : x(static_cast<const T*>(op.x) + r * op.x_ld),
         dy(static_cast<const T*>(op.dy) + r * op.dy_ld),
         gain(static_cast<const T*>(op.gain)),
         rstd(static_cast<const A*>(op.rstd)[r]),
         factor(splat<A>(rstd)),
-        shift(splat<A>(op.mean == nullptr ? A(0) : static_cast<const A*>(op.mean)[r])) {}
+        shift(splat<A>(op.mean == nullptr ? A(0) : static_cast<const A*>(op.mean)[r])),
+        add(splat<A>(static_cast<A>(op.shift))) {}
   template <typename Tag>
   [[gnu::always_inline]] Vec<A> n(int64_t i, Tag tag) const {
     return (get(x + i, tag) - shift) * factor;
   }
   template <typename Tag>
   [[gnu::always_inline]] Vec<A> g(int64_t i, Tag tag) const {
-    return get(dy + i, tag) * get(gain + i, tag);
+    return get(dy + i, tag) * (get(gain + i, tag) + add);
   }
 };
 

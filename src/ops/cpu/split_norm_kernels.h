@@ -18,6 +18,7 @@ struct SplitGradient {
   const void *dy, *x, *gain, *mean, *rstd, *residual;
   void *sums, *products, *dx;
   int64_t dy_ld, x_ld, residual_ld, dx_ld, cols, hidden;
+  double shift;  // added to gains: gain_shift()
 };
 struct SplitNormKernels {
   void (*moments[3])(const MomentRows& op, int64_t first_row, int64_t rows);

@@ -75,6 +75,11 @@ struct DropoutBody {
   }
 };
 
+struct ScaleFormula {
+  float factor;
+  __device__ void operator()(float (&x)[1]) const { x[0] *= factor; }
+};
+
 struct CastFormula {
   __device__ void operator()(float (&x)[2]) const { x[1] = x[0]; }
 };
@@ -160,6 +165,13 @@ void run(Exec& ex, const DropoutAdd& op) {
       map<4>(ex, body, op.x.rows(), op.x.cols(), {op.x, op.residual, op.y, op.bias}, false);
     };
     first % 4 == 0 && s.width % 4 == 0 ? drop(std::true_type{}) : drop(std::false_type{});
+  });
+}
+
+void run(Exec& ex, const Scale& op) {
+  for_compute_type(op.x.dtype, "scale x", [&]<typename T>(T) {
+    if (ex.device.dry()) return;
+    map_elements<wide_of<T>()>(ex, ScaleFormula{static_cast<float>(op.factor)}, InOut<T>{op.x});
   });
 }
 

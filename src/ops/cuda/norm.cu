@@ -14,9 +14,10 @@ __device__ inline float normalised(float x, float mean, float rstd, float gain, 
 }
 
 template <typename T, int V>
-__device__ inline void normalise(float (&x)[V], float mean, float rstd, const T* gain, const T* bias, int n) {
+__device__ inline void normalise(float (&x)[V], float mean, float rstd, const T* gain, const T* bias, float shift,
+                                 int n) {
   float factor[V], offset[V];
-  get(gain, n, factor);
+  get_gains(gain, n, shift, factor);
   if (bias != nullptr) get(bias, n, offset);
 #pragma unroll
   for (int i = 0; i < V; ++i)
@@ -33,6 +34,7 @@ struct ForwardRows {
   int64_t rows, cols, groups;  // a row has `groups` groups of `cols` columns; blockIdx.y is the group
   float eps;
   bool center;
+  float shift;  // added to gains
 };
 
 constexpr int kFew = 4, kMany = 8;  // maximum pieces of a row that a thread keeps; it reads other pieces again
@@ -90,7 +92,7 @@ __global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads,
     if (op.rstd != nullptr) op.rstd[at] = rstd;
   }
   each([&](float(&x)[V], int c) {
-    normalise(x, mean, rstd, op.gain + c, op.bias == nullptr ? nullptr : op.bias + c, V);
+    normalise(x, mean, rstd, op.gain + c, op.bias == nullptr ? nullptr : op.bias + c, op.shift, V);
     put(op.y.at(row, start + c), V, x);
   });
 }
@@ -125,6 +127,7 @@ struct ApplyBody {
   const float *mean, *rstd;
   Rows<T> y;
   int64_t groups, cols;  // at.r counts groups, over all rows
+  float shift;           // added to gains
   __device__ Piece place(const Piece& at) const {
     if (groups == 1) return at;
     const int64_t row = quotient(at.r, groups);
@@ -143,7 +146,7 @@ struct ApplyBody {
   }
   template <int V>
   __device__ void store(Values<V>& v, const Piece& at) const {
-    normalise(v.x, v.mean, v.rstd, gain + at.c, bias == nullptr ? nullptr : bias + at.c, at.n);
+    normalise(v.x, v.mean, v.rstd, gain + at.c, bias == nullptr ? nullptr : bias + at.c, shift, at.n);
     const Piece to = place(at);
     put(y.at(to.r, to.c), at.n, v.x);
   }
@@ -165,7 +168,8 @@ void run(Exec& ex, const NormForward& op) {
                               op.x.cols() / op.groups,
                               op.groups,
                               static_cast<float>(op.eps),
-                              op.center};
+                              op.center,
+                              static_cast<float>(gain_shift(op.gain_offset))};
     whole_pieces({op.x, op.y, op.gain, op.bias}, rows.rows, rows.cols, kPiece) ? launch_forward<T, kPiece>(ex, rows)
                                                                                : launch_forward<T, 1>(ex, rows);
   });
@@ -182,7 +186,8 @@ void run(Exec& ex, const NormApply& op) {
                             op.rstd.as<float>(),
                             rows_of<T>(op.y),
                             op.groups,
-                            cols};
+                            cols,
+                            static_cast<float>(gain_shift(op.gain_offset))};
     // If groups consist of whole pieces, they begin at multiples of a piece.
     if (op.groups == 1 || cols % wide_of<T>() == 0) {
       map<wide_of<T>()>(ex, body, op.x.rows() * op.groups, cols, {op.x, op.y, op.gain, op.bias}, false);

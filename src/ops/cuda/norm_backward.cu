@@ -14,6 +14,7 @@ struct BackwardRows {
   float *gain_sums, *bias_sums;            // [groups · blocks, cols]; bias_sums may be null
   int64_t rows, cols, block_rows, groups;  // a row has `groups` groups of `cols` columns; blockIdx.y is the group
   bool center;
+  float shift;  // added to gains
 };
 
 constexpr int kWideThreads = 512;
@@ -23,7 +24,7 @@ constexpr int resident_threads(int pieces) { return pieces <= 3 ? 768 : pieces <
 /// The pieces per thread for which there are kernels.
 constexpr int kPieces[] = {3, 5, 7};
 
-/// With n = (x − mean)·rstd and g = dy·gain:  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred.
+/// With n = (x − mean)·rstd and g = dy·(gain + shift):  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred.
 struct RowTerms {
   float rstd, constant, slope;
   __device__ RowTerms(float r, const float (&sums)[2], float count, bool center)
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(resident_threads(K)) norm_backward_kernel(Back
       float d[V], n[V], gain[V];
       values(dy[k], d);
       values(x[k], n);
-      get(op.gain + piece(k) * V, V, gain);
+      get_gains(op.gain + piece(k) * V, V, op.shift, gain);
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) {
         Quad gains = sums[q * pieces + piece(k)], biases{};
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(resident_threads(K)) norm_backward_kernel(Back
       unpack_again(dy[k], d);
       unpack_again(x[k], n);
       values(residual[k], out);
-      get(op.gain + piece(k) * V, V, gain);
+      get_gains(op.gain + piece(k) * V, V, op.shift, gain);
 #pragma unroll
       for (int i = 0; i < V; ++i) out[i] += terms.gradient(d[i] * gain[i], (n[i] - mean) * rstd);
       put(op.dx.at(r, start) + piece(k) * V, V, out);
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(kWideThreads) norm_backward_wide_kernel(Backwa
     const auto load = [&](int64_t c, int n, float(&dy)[V], float(&x)[V], float(&gain)[V]) {
       get(op.dy.at(r, start + c), n, dy);
       get(op.x.at(r, start + c), n, x);
-      get(op.gain + c, n, gain);
+      get_gains(op.gain + c, n, op.shift, gain);
 #pragma unroll
       for (int i = 0; i < V; ++i) x[i] = i < n ? (x[i] - mean) * rstd : 0.0f;
     };
@@ -250,7 +251,8 @@ void run(Exec& ex, const NormBackward& op) {
                                cols,
                                block_rows,
                                op.groups,
-                               op.center};
+                               op.center,
+                               static_cast<float>(gain_shift(op.gain_offset))};
     if (!ex.device.dry() && rows > 0 && cols > 0) {
       const bool whole = whole_pieces({op.dy, op.x, op.residual, op.dx, op.gain}, rows, cols, kPiece);
       whole ? launch_backward<T, kPiece>(ex, args, shape, blocks)

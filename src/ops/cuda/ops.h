@@ -34,7 +34,7 @@ namespace trainer::ops::cuda {
   X(Route) X(SortRows) X(GatherRows) X(CombineRows) X(RouteBackward) X(GroupedGemm) X(GroupedWeightGradient) \
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
   X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
-  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Update) X(SquaredNorms) X(Fingerprints) \
+  X(DropoutAdd) X(Scale) X(ColumnSum) X(Cast) X(Copy) X(Update) X(SquaredNorms) X(Fingerprints) \
   X(MuonMomentum) X(GatherStrips) X(ScatterStrips) X(MuonNormalize) X(MuonCombine)
 // clang-format on
 #define TRAINER_DECLARE_RUN(Operator) void run(Exec& ex, const Operator& op);

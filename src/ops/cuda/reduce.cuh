@@ -24,6 +24,14 @@ __device__ inline void block_sums(T (&values)[K], T* shared) {
   for (int k = 0; k < K; ++k) values[k] = warp_sum(lane < warps ? shared[k * kMostWarps + lane] : T(0));
 }
 
+/// Reads the gains of a norm, and adds `shift` to them (gain_shift()).
+template <typename T, int V>
+__device__ inline void get_gains(const T* from, int n, float shift, float (&gain)[V]) {
+  get(from, n, gain);
+#pragma unroll
+  for (int i = 0; i < V; ++i) gain[i] += shift;
+}
+
 /// The destination of sums over rows: [F] f32; empty: none.
 struct ColumnSums {
   Tensor sums;

@@ -87,7 +87,7 @@ struct Gradient {
   Rows<T> dx;
   float *gain_sums, *bias_sums;  // [blocks, cols]; bias_sums may be null
   int64_t rows, cols, block_rows;
-  float hidden;
+  float hidden, shift;  // shift is added to gains
 };
 
 template <typename T, int V>
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kWarp* kWarpRows) gradient_sums_kernel(Gradien
     float dy[V], x[V], gain[V];
     get(op.dy.at(row, c), n, dy);
     get(op.x.at(row, c), n, x);
-    get(op.gain + c, n, gain);
+    get_gains(op.gain + c, n, op.shift, gain);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       sum += dy[i] * gain[i];
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kColumnThreads) split_backward_kernel(Gradient
   const int64_t first = static_cast<int64_t>(blockIdx.y) * op.block_rows;
   const int64_t last = first + op.block_rows < op.rows ? first + op.block_rows : op.rows;
   float gain[V], gain_sum[V] = {}, bias_sum[V] = {};
-  get(op.gain + c, n, gain);
+  get_gains(op.gain + c, n, op.shift, gain);
   for (int64_t r = first; r < last; ++r) {
     const float mean = op.mean == nullptr ? 0.0f : op.mean[r], rstd = op.rstd[r];
     const float constant = op.sums == nullptr ? 0.0f : -rstd * (op.sums[r] / op.hidden);
@@ -169,6 +169,7 @@ Gradient<T> gradient_of(const Op& op) {
   args.rstd = op.rstd.template as<float>();
   args.rows = op.x.rows();
   args.cols = op.x.cols();
+  args.shift = static_cast<float>(gain_shift(op.gain_offset));
   args.sums = plane_of(op.sums, args.rows, op.center, 0);
   args.products = plane_of(op.sums, args.rows, op.center, 1);
   return args;

@@ -27,6 +27,7 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
            {"window", "5", true, [](config::Model& m) { m.window = 5; }},
            {"window_full_every", "2", true, [](config::Model& m) { m.window_full_every = 2; }},
            {"window_rope_theta", "500", true, [](config::Model& m) { m.window_rope_theta = 500; }},
+           {"attn_scalar", "10", false, [](config::Model& m) { m.attn_scalar = 10; }},
            {"rotary_dim", "4", false, [](config::Model& m) { m.rotary_dim = 4; }},
            {"parallel_residual", "true", false, [](config::Model& m) { m.parallel_residual = true; }},
            {"nope_every", "4", false, [](config::Model& m) { m.nope_every = 4; }},
@@ -40,10 +41,10 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
     without.model_keys = model_keys(plain, 29);
     EXPECT_EQ(with.model_keys.size(), without.model_keys.size() + 1);
     const std::string_view name = key;
-    const std::string before = name == "norm_place"          ? "pre"
-                               : name == "rotary_dim"        ? "none"
-                               : name == "parallel_residual" ? "false"
-                                                             : "0";
+    const std::string before = name == "norm_place"                            ? "pre"
+                               : name == "rotary_dim" || name == "attn_scalar" ? "none"
+                               : name == "parallel_residual"                   ? "false"
+                                                                               : "0";
     const auto nothing = [](const std::string&) { return false; };
     const auto it = [key = std::string(key)](const std::string& chosen) { return chosen == key; };
     expect_error(

@@ -188,6 +188,8 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
             {"model.window_rope_theta = 10000", "rope_theta = 500000"}},
            {{"model.arch=olmo3", "model.rope_type=linear", "model.rope_factor=2", "model.window_rope_theta=0"},
             {"model.window_rope_theta = 0", "without scaling"}},
+           {{"model.arch=llama", "model.norm_place=both"}, {"model.norm_place = \"both\"", "\"gemma3\""}},
+           {{"model.arch=olmo3", "model.attn_scalar=10"}, {"model.attn_scalar = 10", "head_dim = 4", "\"gemma3\""}},
            {{"model.arch=gpt_neox", "model.bias=false"}, {"model.bias = false", "biases"}},
            {{"model.arch=gpt_neox", "model.mlp_bias=false"}, {"model.mlp_bias = false", "biases"}},
            {{"model.arch=gpt_neox", "model.attn_bias=qkv"}, {"model.attn_bias = \"qkv\"", "all linears"}},

@@ -293,7 +293,7 @@ void add_experts(std::vector<std::string>& all, const std::string& mlp, int64_t 
 /// Returns all tensors that a model may have, in the order in which they are applied; value_at() numbers those present.
 std::vector<std::string> tensor_order(const config::Model& model) {
   std::vector<std::string> all{"wte"};
-  const bool post = has_post_norms(model);
+  const bool post = !has_norms_before(model);
   for (int64_t layer = 0; layer < model.n_layer; ++layer) {
     for (const char* tensor : {post ? "" : "norm1.gain",
                                "norm1.bias",

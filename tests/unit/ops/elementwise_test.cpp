@@ -114,6 +114,26 @@ TEST(Dropout, ThresholdIsTheProbabilityIn32Bits) {
   EXPECT_THROW(dropout_threshold(1), Error);
 }
 
+TYPED_TEST(Elementwise, ScaleRoundsOnceInTheAccumulatorType) {
+  using T = TypeParam;
+  using A = AccumulatorOf<T>;
+  for (const int64_t cols : {1, 37, 256})
+    for (const int64_t gap : {0, 3}) {
+      Normal draw(8, 0, 1);
+      const TestTensor x = TestTensor({5, cols}, this->kType, gap).fill(draw);
+      on_every_device(
+          [&](TestExec& ex) {
+            TestTensor y = x;
+            run(ex, Scale{y, 25.25});
+            return std::vector<TestTensor>{y};
+          },
+          [&](const std::vector<TestTensor>& out) {
+            for (int64_t i = 0; i < x.count(); ++i)
+              EXPECT_EQ(out[0].at(i), static_cast<double>(T(static_cast<A>(x.at(i)) * A(25.25))));
+          });
+    }
+}
+
 TYPED_TEST(Elementwise, ColumnSumsMatchAndAccumulate) {
   using T = TypeParam;
   using A = AccumulatorOf<T>;

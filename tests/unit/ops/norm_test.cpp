@@ -253,6 +253,81 @@ TYPED_TEST(Norm, GroupsOfARowAreNormedLikeRows) {
   }
 }
 
+// Adding 1 to a stored gain rounds it as the kernel does, in fp32 and fp64. A bf16 gain would lose bits.
+TYPED_TEST(Norm, AnOffsetIsAddedToTheGainInTheAccumulatorType) {
+  using T = TypeParam;
+  const int64_t rows = 21;
+  for (const int64_t cols : {5, 48}) {
+    Normal draw(15, 0, 0.5);
+    TestTensor x = TestTensor({rows, cols}, this->kType).fill(draw),
+               dy = TestTensor({rows, cols}, this->kType).fill(draw),
+               stored = TestTensor({cols}, this->kType).fill(draw), whole({cols}, this->kType);
+    for (int64_t i = 0; i < cols; ++i)
+      whole.set(i, static_cast<double>(static_cast<AccumulatorOf<T>>(stored.at(i)) + AccumulatorOf<T>(1)));
+    on_every_device(
+        [&](TestExec& ex) {
+          TestTensor y({rows, cols}, this->kType), again = y, expected = y, dx = y, expected_dx = y;
+          TestTensor rstd({rows}, this->kSums), dgain({cols}, this->kSums), expected_dgain = dgain;
+          run(ex, NormForward{x, stored, {}, y, {}, rstd, 1e-6, false, 1, 1});
+          run(ex, NormApply{x, stored, {}, {}, rstd, again, false, 1, 1});
+          run(ex, NormBackward{dy, x, stored, {}, rstd, {}, dx, dgain, {}, false, false, false, 1, 1});
+          EXPECT_TRUE(y.memory() == again.memory());
+          if constexpr (!std::is_same_v<T, bf16>) {
+            run(ex, NormForward{x, whole, {}, expected, {}, rstd, 1e-6, false});
+            run(ex, NormBackward{dy, x, whole, {}, rstd, {}, expected_dx, expected_dgain, {}, false});
+            EXPECT_TRUE(y.memory() == expected.memory());
+            EXPECT_TRUE(dx.memory() == expected_dx.memory());
+            EXPECT_TRUE(dgain.memory() == expected_dgain.memory());
+          }
+          return std::vector<TestTensor>{y};
+        },
+        [&](const std::vector<TestTensor>& out) {
+          for (int64_t r = 0; r < rows; ++r) {
+            std::vector<double> gain(static_cast<size_t>(cols));
+            for (int64_t i = 0; i < cols; ++i) gain[static_cast<size_t>(i)] = 1 + stored.at(i);
+            const std::vector<double> want = reference_row<double>(row_of<double>(x, r), gain, {}, 1e-6, false);
+            for (int64_t i = 0; i < cols; ++i)
+              expect_close<T>(out[0].at(r, i), want[static_cast<size_t>(i)], 16,
+                              1 + std::abs(want[static_cast<size_t>(i)]), "y");
+          }
+        });
+  }
+}
+
+TYPED_TEST(Norm, NoOffsetKeepsTheSignOfAGainOfZero) {
+  on_every_device(
+      [&](TestExec& ex) {
+        TestTensor x({1, 2}, this->kType), gain({2}, this->kType), y = x;
+        x.set(0, 1), x.set(1, 1), gain.set(0, -0.0), gain.set(1, 0.0);
+        run(ex, NormForward{x, gain, {}, y, {}, {}, 1e-6, false});
+        EXPECT_TRUE(std::signbit(y.at(0)));
+        EXPECT_FALSE(std::signbit(y.at(1)));
+        return std::vector<TestTensor>{y};
+      },
+      [](const std::vector<TestTensor>&) {});
+}
+
+// Values of an independent program: x = sin φ, w = 0.25 sin φ, dy = sin φ, φ = 1 + 37i + 11j + 3ij + 101k.
+TEST(NormOffset, HasTheValuesOfTheReference) {
+  device::CpuDevice device(1);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const auto wave = [](int64_t i, int64_t j, int64_t k) {
+    return std::sin(static_cast<double>(1 + 37 * i + 11 * j + 3 * i * j + 101 * k));
+  };
+  TestTensor x({2, 6}, DType::f64), dy = x, y = x, dx = x, w({6}, DType::f64), dw = w, rstd({2}, DType::f64);
+  for (int64_t j = 0; j < 6; ++j) {
+    w.set(j, 0.25 * wave(j, 0, 1));
+    for (int64_t i = 0; i < 2; ++i) x.set(i * 6 + j, wave(i, j, 0)), dy.set(i * 6 + j, wave(i, j, 2));
+  }
+  run(ex, NormForward{x, w, {}, y, {}, rstd, 1e-6, false, 1, 1});
+  run(ex, NormBackward{dy, x, w, {}, rstd, {}, dx, dw, {}, false, false, false, 1, 1});
+  EXPECT_NEAR(y.at(0), 1.488951603165783, 1e-13);
+  EXPECT_NEAR(dx.at(0), 9.216077471863651e-01, 1e-13);
+  EXPECT_NEAR(dw.at(0), 1.511204501577900, 1e-13);
+}
+
 TEST(NormChecks, NameTheOperandThatDoesNotFit) {
   device::DryDevice device(1, Isa::plain);
   Arena arena(device, Arena::Mode::heap);

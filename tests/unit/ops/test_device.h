@@ -93,6 +93,7 @@ inline Operands operands(SplitNormBackward& o) {
 inline Operands operands(BiasActivation& o) { return {&o.x, &o.bias, &o.pre, &o.y}; }
 inline Operands operands(ActivationBackward& o) { return {&o.dy, &o.x, &o.dx}; }
 inline Operands operands(Add& o) { return {&o.x, &o.other, &o.y, &o.bias}; }
+inline Operands operands(Scale& o) { return {&o.x}; }
 inline Operands operands(SoftCap& o) { return {&o.x}; }
 inline Operands operands(GatedForward& o) { return {&o.gate, &o.up, &o.y, &o.weights}; }
 inline Operands operands(GatedBackward& o) {
