@@ -25,6 +25,8 @@ enum class ExpertFields { none, mixtral, olmoe, qwen };
 struct HuggingFaceFamily {
   const char *model_type, *architecture;
   FileForm form = FileForm::llama;
+  const char* multimodal = nullptr;  // model_type of folders whose text_config is such a model; null: none
+  bool is_gemma = false;             // names of fields for activation, scale of scores and soft caps
   // Fields of config.json, and the values of those that it omits:
   int64_t kv_heads = 0;  // 0: as many as query heads
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
@@ -46,6 +48,7 @@ struct GgufFamily {
   bool fixed_heads = false;            // n_head · head_dim must be d_model
   bool ties = true;                    // false: the head is never the embedding
   bool windows = false;
+  int64_t full_every = 0;  // the only interval of layers without a window; 0: any
   bool norm_topk = false;  // with experts: their weights are normalized
 };
 

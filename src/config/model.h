@@ -19,7 +19,8 @@ enum class Arch {
   qwen2_moe,
   qwen3_moe,
   gpt_neox,
-  olmo3
+  olmo3,
+  gemma3
 };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head, full };

@@ -31,6 +31,7 @@ struct Item {
   GgufTensor tensor;
   bool transposed = false;
   int64_t heads = 0;  // > 0: heads whose rows are reordered from RoPE halves to adjacent pairs
+  float gain_offset = 0;
 };
 
 std::vector<Item> items_of(const ExportSource& source, GgufType type) {
@@ -46,7 +47,8 @@ std::vector<Item> items_of(const ExportSource& source, GgufType type) {
     }
     Item item{{&tensor}, {tensor.gguf, tensor.shape, GgufType::f32}, tensor.in_first};
     const std::string& name = item.tensor.name;
-
+    if (!tensor.parts.empty() && tensor.parts.front().name.ends_with(".gain"))
+      item.gain_offset = static_cast<float>(source.config.model.family.gain_offset);
     if (item.transposed) item.tensor.shape = {tensor.shape[1], tensor.shape[0]};
     if (pairs) item.heads = tensor.rotated_heads;
     if (tensor.slices > 0) item.tensor.shape = {tensor.slices, tensor.shape[0], tensor.shape[1]};
@@ -65,10 +67,15 @@ std::vector<Item> items_of(const ExportSource& source, GgufType type) {
   return items;
 }
 
-/// Returns the elements of one of a tensor's sources in the order of the file.
+/// Returns the elements of one of a tensor's sources in the order of the file, gains with their offset.
 std::span<const float> read(const Item& item, const MappedTensor& source, TensorSource& weights,
                             std::vector<float>& memory) {
   const std::span<const float> values = weights.read(source);
+  if (item.gain_offset != 0) {
+    memory.assign(values.begin(), values.end());
+    for (float& value : memory) value += item.gain_offset;
+    return memory;
+  }
   if (!item.transposed && item.heads == 0) return values;
   memory.resize(values.size());
   const auto rows = static_cast<size_t>(source.shape[0]), width = values.size() / rows;
@@ -127,6 +134,15 @@ void require_runnable(const ExportSource& source) {
     cannot_run("tie_embeddings", "true", format("llama.cpp's {} has a head of its own", theirs.architecture));
   if (m.rope_type == RopeType::llama3 && !theirs.turns_pairs)
     cannot_run("rope_type", "\"llama3\"", "llama.cpp has it for llama and mistral only");
+  if (theirs.full_every > 0 && m.window > 0 && m.window_full_every != theirs.full_every)
+    cannot_run(
+        "window_full_every", format("{}", m.window_full_every),
+        format("llama.cpp's {} has windows in all but every {}th layer", theirs.architecture, theirs.full_every));
+  // For models of 62 layers llama.cpp assumes Gemma 3 27B.
+  const double scalar = m.n_layer == 62 ? static_cast<double>(m.d_model / m.n_head) : static_cast<double>(head_size(m));
+  if (m.family.scales_embedding && score_scalar(m) != scalar)
+    cannot_run("attn_scalar", format("{}", score_scalar(m)),
+               format("llama.cpp's {} divides scores by the square root of {}", theirs.architecture, scalar));
   if (theirs.fixed_heads && attention_width(m) != m.d_model)
     cannot_run("head_dim", format("{}", head_size(m)),
                format("llama.cpp's {} requires n_head * head_dim = d_model, here {} * {} and {}; its qwen3 does not",
@@ -178,7 +194,7 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
   const config::Family& family = config::family_of(m);
   if (family.gguf.architecture == nullptr)
     cannot_run("arch", format("\"{}\"", family.name),
-               "use gpt2, gpt_neox, llama, mistral, olmo3, qwen2, qwen3 or a family with experts");
+               "use gemma3, gpt2, gpt_neox, llama, mistral, olmo3, qwen2, qwen3 or a family with experts");
   const std::string arch = family.gguf.architecture;
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
   // Numbers of llama.cpp's file types.

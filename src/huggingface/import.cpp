@@ -13,6 +13,7 @@
 #include "checkpoint/model_keys.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/step_files.h"
+#include "config/families.h"
 #include "config/text.h"
 #include "huggingface/model_config.h"
 #include "huggingface/tensor_map.h"
@@ -27,16 +28,26 @@ namespace {
 
 constexpr int64_t kConverted = int64_t{1} << 18;  // elements converted at a time
 constexpr int64_t kLargestConfig = int64_t{1} << 20;
-constexpr const char *kHeads[] = {"lm_head.weight", "embed_out.weight"}, *kTable = "wte", *kHead = "head.weight",
-                     *kConfigFile = "config.json";
+constexpr const char *kHeads[] = {"lm_head.weight", "embed_out.weight", "language_model.lm_head.weight"},
+                     *kTable = "wte", *kHead = "head.weight", *kConfigFile = "config.json";
+
+constexpr const char *kText = "language_model.", *kNotText[] = {"vision_tower.", "multi_modal_projector."};
 
 bool is_head(std::string_view name) { return std::ranges::count(kHeads, name) > 0; }
+
+/// True for a tensor of a multimodal model that its text model does not have.
+bool is_not_text(std::string_view name) {
+  return std::ranges::any_of(kNotText, [&](const char* prefix) { return name.starts_with(prefix); });
+}
 
 /// Reads the tensors of a model from its files.
 class TensorReader {
  public:
   TensorReader(const WeightFiles& files, const config::Model& model)
-      : files_(files), prefix_(name_prefix(model)), tied_(model.tie_embeddings.value()) {}
+      : files_(files),
+        prefix_(name_prefix(model)),
+        tied_(model.tie_embeddings.value()),
+        multimodal_(config::family_of(model).hugging_face.multimodal != nullptr) {}
 
   /// Returns the position of a tensor. Files of models without a head omit the prefix of the names. The head has one of
   /// two names, and a tied embedding may be stored under that only.
@@ -44,6 +55,7 @@ class TensorReader {
     WeightFiles::Place place = files_.find(tensor.name);
     if (place.file == nullptr && tensor.name.starts_with(prefix_))
       place = files_.find(tensor.name.substr(prefix_.size()));
+    if (place.file == nullptr && multimodal_) place = files_.find(kText + tensor.name);
     if (place.file == nullptr && !tensor.parts.empty() && tensor.parts.front().name == (tied_ ? kTable : kHead))
       for (const char* name : kHeads)
         if (place.file == nullptr) place = files_.find(name);
@@ -67,7 +79,7 @@ class TensorReader {
       used.insert(place.entry->name);
     }
     for (const auto& [name, place] : files_.tensors()) {
-      if (used.contains(name) || is_constant(name)) continue;
+      if (used.contains(name) || is_constant(name) || (multimodal_ && is_not_text(name))) continue;
       if (!is_head(name) || !tied_) refuse(place, "this program's model has no such tensor");
       require_same(place, place_of(all.front()));
     }
@@ -108,7 +120,7 @@ class TensorReader {
 
   const WeightFiles& files_;
   const std::string prefix_;
-  const bool tied_;
+  const bool tied_, multimodal_;
   std::vector<float> values_;
   std::vector<std::byte> buffer_;
 };

@@ -35,7 +35,12 @@ int64_t read_windows(const Fields& fields, const config::Family& family, int64_t
   const bool windows = kind == WindowFields::all_layers || listed ||
                        (kind == WindowFields::some_layers && fields.flag("use_sliding_window", false));
   int64_t window = 0, full_every = listed ? family.facts.window_full_every : 0;
-  if (windows && !fields.has_null("sliding_window")) window = fields.size("sliding_window", kDefaultWindow);
+  const bool no_window = fields.has_null("sliding_window") ||
+                         (listed && fields.find("sliding_window") != nullptr && *fields.find("sliding_window") == 0);
+  if (listed)  // older and newer name
+    for (const char* field : {"sliding_window_pattern", "_sliding_window_pattern"})
+      full_every = fields.size(field, full_every);
+  if (windows && !no_window) window = fields.size("sliding_window", kDefaultWindow);
   if (window > 0 && kind == WindowFields::some_layers && fields.find("layer_types") == nullptr) {
     const double first = fields.number("max_window_layers", kDefaultMaxWindowLayers), all = static_cast<double>(layers);
     if (first >= all) window = 0;

@@ -1,6 +1,7 @@
 #include "huggingface/model_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "base/json.h"
@@ -22,9 +23,11 @@ namespace {
 
 constexpr const char *kConfigJson = "config.json", *kGenerationConfigJson = "generation_config.json";
 
-// Families with experts that need more than this program has.
+// Families that need more than this program has.
 constexpr std::pair<const char*, const char*> kUnsupported[] = {
     {"deepseek_v3", "it has latent attention (MLA), interleaved RoPE, and a router with sigmoid scores and groups"},
+    {"gemma2", "it has a soft cap of attention scores"},
+    {"gemma3n", "it has embeddings in each layer and shared caches"},
     {"gpt_oss", "it has attention sinks, and experts with biases and clamped activations"}};
 
 [[noreturn]] void cannot_represent(const std::string& key, const std::string& value, const std::string& reason) {
@@ -38,7 +41,7 @@ void require_same_features(const config::Model& m, const Family& family) {
   const WindowFields windows = family.hugging_face.windows;
   const config::QkNorm qk_norm = family.facts.qk_norm;
   const bool listed = windows == WindowFields::listed;
-  if (m.logit_softcap > 0)
+  if (m.logit_softcap > 0 && !family.hugging_face.is_gemma)
     cannot_represent("logit_softcap", format("{}", m.logit_softcap),
                      format("Hugging Face's {} has no logit soft cap", type));
   if (m.window_rope_theta > 0 && !listed)
@@ -81,7 +84,7 @@ void require_same_features(const config::Model& m, const Family& family) {
                      format("Hugging Face's {} has its norms {} attention and MLP; arch = \"{}\" has them {}", type,
                             kPlaces[theirs], kFamilies[mine], kPlaces[mine]));
   }
-  if (score_scalar(m) != static_cast<double>(head_size(m)))
+  if (score_scalar(m) != static_cast<double>(head_size(m)) && !family.hugging_face.is_gemma)
     cannot_represent("attn_scalar", format("{}", score_scalar(m)),
                      format("Hugging Face's {} divides scores by the square root of head_dim = {}; arch = \"gemma3\" "
                             "need not",
@@ -155,10 +158,30 @@ void require_llama(const config::Model& m, const Family& family) {
                      format("the MLPs of Hugging Face's {} have \"{}\"", type,
                             config::kActivationNames[static_cast<size_t>(activation_of(family.facts))]));
   require_experts(m, family);
-  if (theirs.windows == WindowFields::listed) require_layer_rope(m);
+  if (theirs.windows == WindowFields::listed) require_layer_rope(m, family);
   if (theirs.heads_divide_width && m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),
                      format("Hugging Face's {} needs n_head to divide d_model = {}", type, m.d_model));
+}
+
+constexpr const char *kScalar = "query_pre_attn_scalar", *kLogitCap = "final_logit_softcapping",
+                     *kScoreCap = "attn_logit_softcapping";
+
+/// Writes and reads what only Gemma's files have.
+void add_gemma(const config::Model& m, ordered_json& out) {
+  const double scalar = score_scalar(m);
+  out["hidden_activation"] = kTanhGelus[1];
+  out[kScalar] = scalar == std::floor(scalar) ? ordered_json(static_cast<int64_t>(scalar)) : ordered_json(scalar);
+  out[kLogitCap] = m.logit_softcap > 0 ? ordered_json(m.logit_softcap) : ordered_json();
+  out[kScoreCap] = nullptr;
+}
+void read_gemma(const Fields& fields, Keys& keys) {
+  fields.demand("hidden_activation", kTanhGelus[1]);
+  fields.demand("use_bidirectional_attention", false);  // attention is causal here
+  if (const json* cap = fields.find(kScoreCap))
+    fields.refuse(kScoreCap, format("{} is not supported; expected null", json_text(*cap)));
+  keys.add("attn_scalar", fields.number(kScalar, 256));
+  keys.add("logit_softcap", fields.number(kLogitCap, 0));
 }
 
 void add_llama(const config::Model& m, const Family& family, ordered_json& out) {
@@ -176,10 +199,13 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
   out["num_attention_heads"] = m.n_head;
   out["num_key_value_heads"] = m.n_kv_head;
   out["head_dim"] = head_size(m);
-  out["hidden_act"] = "silu";
+  if (theirs.is_gemma)
+    add_gemma(m, out);
+  else
+    out["hidden_act"] = "silu";
   out["rms_norm_eps"] = m.norm_eps;
   if (theirs.windows == WindowFields::listed)
-    add_layer_rope(m, theirs.rope_theta, out);
+    add_layer_rope(m, family, out);
   else
     add_rope(m, out);
   if (theirs.has_attention_bias) out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
@@ -272,10 +298,13 @@ void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Key
   if (family.facts.nope_every > 0) read_nope(fields, layers, keys);
   keys.add("norm_eps", fields.number("rms_norm_eps", theirs.norm_eps));
   if (theirs.windows == WindowFields::listed)
-    read_layer_rope(fields, theirs.rope_theta, window > 0, keys);
+    read_layer_rope(fields, family, window > 0, keys);
   else
     read_rope(fields, theirs.rope_theta, keys);
-  fields.demand_one_of("hidden_act", {"silu", "swish"});
+  if (theirs.is_gemma)
+    read_gemma(fields, keys);
+  else
+    fields.demand_one_of("hidden_act", {"silu", "swish"});
   if (theirs.has_attention_bias && fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
   if (theirs.has_mlp_bias && fields.flag("mlp_bias", false)) keys.add("mlp_bias", true);
   fields.demand("partial_rotary_factor", 1.0);
@@ -396,9 +425,37 @@ std::string to_generation_config_json(const data::SpecialTokens& special) {
   return token_ids(special, has_own ? kGenerationConfigJson : kConfigJson).dump(2) + "\n";
 }
 
+namespace {
+
+/// Returns the object of the text model: of a multimodal one its text_config, whose missing sizes are those of the
+/// class.
+json text_model_of(json document, const std::string& origin) {
+  const Fields whole(document, origin);
+  const json* const type = whole.find("model_type");
+  for (const Family& family : config::families()) {
+    const char* const multimodal = family.hugging_face.multimodal;
+    if (multimodal == nullptr || type == nullptr || *type != multimodal) continue;
+    if (whole.find("text_config") == nullptr) whole.refuse("text_config", "missing: not a language model");
+    whole.demand_absent("quantization_config");
+    json model = {{"hidden_size", 2304},      {"intermediate_size", 9216},        {"num_hidden_layers", 26},
+                  {"num_attention_heads", 8}, {"num_key_value_heads", 4},         {"head_dim", 256},
+                  {"vocab_size", 262208},     {"max_position_embeddings", 131072}};
+    whole.object("text_config");  // throws for another value
+    for (const auto& [field, value] : whole.find("text_config")->items())
+      if (!value.is_null() || !model.contains(field)) model[field] = value;
+    model["model_type"] = family.hugging_face.model_type;
+    log::info("{}: imports the text model; vision tensors are left out", origin);
+    return model;
+  }
+  return document;
+}
+
+}  // namespace
+
 ModelConfig parse_config_json(std::string_view text, const std::string& origin, int64_t seq_len) {
-  const json document = data::parse_python_json(text);
+  json document = data::parse_python_json(text);
   if (!document.is_object()) throw Error(Code::checkpoint, format("{}: {}", origin, data::why_no_object(document)));
+  document = text_model_of(std::move(document), origin);
   const Fields fields(document, origin);
   const json* type = fields.find("model_type");
   std::vector<std::string> known;

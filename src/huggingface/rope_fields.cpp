@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char *kScaling = "rope_scaling", *kParameters = "rope_parameters",
                      *kOriginal = "original_max_position_embeddings", *kFull = "full_attention",
-                     *kWindowed = "sliding_attention";
+                     *kLocal = "rope_local_base_freq", *kWindowed = "sliding_attention";
 
 /// The JSON object of a RoPE scaling, and those of its fields that were used.
 class Scaling {
@@ -146,6 +146,8 @@ ordered_json scaling_of(const config::Model& m) {
   return scaling;
 }
 
+bool has_local_base(const config::Family& family) { return family.facts.window_rope_theta > 0; }
+
 /// Returns the number that all these fields have, which may be in the objects of RoPE, too; throws if they differ.
 double same_number(const Fields& fields, std::initializer_list<const char*> names, double otherwise) {
   std::optional<std::pair<std::string, double>> first;
@@ -194,10 +196,13 @@ void add_rope(const config::Model& m, ordered_json& out) {
   out[kScaling] = m.rope_type == config::RopeType::plain ? ordered_json() : scaling_of(m);
 }
 
-void read_layer_rope(const Fields& fields, double default_theta, bool has_windows, Keys& keys) {
+void read_layer_rope(const Fields& fields, const config::Family& family, bool has_windows, Keys& keys) {
+  const bool local = has_local_base(family);
+  const double default_theta = family.hugging_face.rope_theta,
+               default_windowed = local ? family.facts.window_rope_theta : default_theta;
   const json* const nested = fields.find(kParameters);
   const auto base = [&](const Fields& from) { return from.number("rope_theta", default_theta); };
-  double theta = default_theta, windowed = default_theta;
+  double theta = default_theta, windowed = default_windowed;
   if (nested != nullptr && !nested->empty()) {
     const Fields types = fields.object(kParameters);
     if (types.find(kFull) == nullptr || !types.find(kFull)->is_object())
@@ -210,7 +215,7 @@ void read_layer_rope(const Fields& fields, double default_theta, bool has_window
     read_scaling(fields, full, "rope_parameters.full_attention", scaled);
     if (types.find(kWindowed) != nullptr) {
       const Fields window = types.object(kWindowed);
-      windowed = base(window);
+      windowed = window.number("rope_theta", default_windowed);
       if (type_of(window, Scaling(window, "rope_parameters.sliding_attention")) != config::RopeType::plain)
         fields.refuse("rope_parameters.sliding_attention", "only layers without a window may have a scaled RoPE here");
     }
@@ -224,6 +229,10 @@ void read_layer_rope(const Fields& fields, double default_theta, bool has_window
         fields.refuse(kScaling, "differs from rope_parameters.full_attention; make them equal");
     }
     keys.add(scaled);
+  } else if (local) {
+    theta = base(fields);
+    windowed = fields.number(kLocal, default_windowed);
+    if (fields.find(kScaling) != nullptr) read_scaling(fields, fields.object(kScaling), kScaling, keys);
   } else {
     const char* const remedy = "add rope_parameters with the objects full_attention and sliding_attention";
     if (fields.find("rope_theta") == nullptr)
@@ -234,23 +243,38 @@ void read_layer_rope(const Fields& fields, double default_theta, bool has_window
     if (fields.find(kScaling) != nullptr) read_scaling(fields, fields.object(kScaling), kScaling, keys);
   }
   keys.add("rope_theta", theta);
-  const bool scales =
-      std::ranges::any_of(keys.sets(), [](const std::string& set) { return set.starts_with("model.rope_type="); });
+  const auto type =
+      std::ranges::find_if(keys.sets(), [](const std::string& set) { return set.starts_with("model.rope_type="); });
+  const bool scales = type != keys.sets().end();
+  if (local && scales && type->find("linear") == std::string::npos)
+    fields.refuse(kScaling,
+                  format("{} is not supported; expected default or linear", type->substr(type->find('=') + 1)));
   if (has_windows) keys.add("window_rope_theta", scales || theta != windowed ? windowed : 0.0);
 }
 
-void require_layer_rope(const config::Model& m) {
-  const bool scales = m.rope_type != config::RopeType::plain;
+void require_layer_rope(const config::Model& m, const config::Family& family) {
+  const bool scales = m.rope_type != config::RopeType::plain, local = has_local_base(family);
+  if (local && scales && m.rope_type != config::RopeType::linear)
+    throw Error(Code::checkpoint,
+                format("model.rope_type = \"{}\" cannot be exported: Hugging Face's {} has \"default\" "
+                       "and \"linear\"",
+                       config::kRopeNames[static_cast<size_t>(m.rope_type)], family.hugging_face.model_type));
   if (m.window == 0 || m.window_rope_theta == m.rope_theta || (!scales && m.window_rope_theta == 0)) return;
+  if (local && m.window_rope_theta > 0) return;
   throw Error(Code::checkpoint,
-              format("model.window_rope_theta = {} cannot be exported: readers of olmo3's files use rope_theta = {} in "
+              format("model.window_rope_theta = {} cannot be exported: readers of {}'s files use rope_theta = {} in "
                      "layers with a window, without scaling",
-                     m.window_rope_theta, m.rope_theta));
+                     m.window_rope_theta, family.name, m.rope_theta));
 }
 
-void add_layer_rope(const config::Model& m, double default_theta, ordered_json& out) {
+void add_layer_rope(const config::Model& m, const config::Family& family, ordered_json& out) {
   add_rope(m, out);
-  if (m.rope_theta == default_theta) return;
+  if (has_local_base(family)) {
+    const double same = m.window > 0 ? m.rope_theta : family.facts.window_rope_theta;
+    out[kLocal] = m.window_rope_theta > 0 ? m.window_rope_theta : same;
+    return;
+  }
+  if (m.rope_theta == family.hugging_face.rope_theta) return;
   ordered_json full = m.rope_type == config::RopeType::plain ? ordered_json{{"rope_type", "default"}} : scaling_of(m);
   full["rope_theta"] = m.rope_theta;
   out[kParameters] = {{kFull, full}, {kWindowed, {{"rope_type", "default"}, {"rope_theta", m.rope_theta}}}};

@@ -36,6 +36,11 @@ constexpr Names kNames[] = {
 // Norms after a branch.
 constexpr Names kAfter[] = {{"norm1", {nullptr, "post_attention_layernorm"}, "post_attention_norm"},
                             {"norm2", {nullptr, "post_feedforward_layernorm"}, "post_ffw_norm"}};
+// Norms before and after a branch.
+constexpr Names kBoth[] = {{"norm1", {nullptr, "input_layernorm"}, "attn_norm"},
+                           {"norm1_post", {nullptr, "post_attention_layernorm"}, "post_attention_norm"},
+                           {"norm2", {nullptr, "pre_feedforward_layernorm"}, "ffn_norm"},
+                           {"norm2_post", {nullptr, "post_feedforward_layernorm"}, "post_ffw_norm"}};
 // Experts, whose number replaces "{}", and what belongs to them; in Mixtral's files with other names.
 constexpr Names kExperts[] = {{"mlp.router", {nullptr, "mlp.gate"}, "ffn_gate_inp"},
                               {"mlp.experts.gate", {nullptr, "mlp.experts.{}.gate_proj"}, "ffn_gate_exps"},
@@ -64,8 +69,8 @@ class Collector {
   void table(const char* name, int64_t rows, const std::string& ours, bool has_prefix = true) {
     add(named(name), ".weight", {.shape = {rows, model_.d_model}, .parts = {{ours, model_.d_model}}}, has_prefix);
   }
-  void norm(const char* ours, bool after = false) {
-    const Names& names = after ? named(ours, kAfter) : named(ours);
+  void norm(const char* ours, std::span<const Names> all = kNames) {
+    const Names& names = named(ours, all);
     add(names, ".weight", {.shape = {model_.d_model}, .parts = {{prefix_ + ours + ".gain", model_.d_model}}});
     if (gpt2_ || model_.bias.value()) bias(names, {{ours, model_.d_model}}, model_.bias.value(), false);
   }
@@ -73,6 +78,7 @@ class Collector {
     prefix_ = format("blocks.{}.", layer);
     in_block_ = format("{}.{}.", kBlocks[form_], layer);
     in_gguf_ = format("blk.{}.", layer);
+    const bool both = place_of_norms(model_) == config::NormPlace::both;
     const std::vector<config::BlockLinear> linears = linears_of(model_, layer);
     const auto attends = [&](size_t i) {
       return linears[i].site == sharding::Site::qkv || linears[i].site == sharding::Site::out;
@@ -80,7 +86,8 @@ class Collector {
     for (size_t i = 0; i < linears.size(); ++i) {
       const bool first = i == 0 || attends(i - 1) != attends(i),
                  last = i + 1 == linears.size() || attends(i + 1) != attends(i);
-      if (first && has_norms_before(model_)) norm(attends(i) ? "norm1" : "norm2");
+      if (first && has_norms_before(model_))
+        norm(attends(i) ? "norm1" : "norm2", both ? std::span<const Names>(kBoth) : kNames);
       if (linears[i].role != config::Role::experts) {
         linear(linears[i]);
       } else if (reads_residual(linears[i].site)) {  // all matrices of an expert, then those of the next one
@@ -91,7 +98,10 @@ class Collector {
         head_norm("attn.q_norm", attention_width(model_));
         head_norm("attn.k_norm", key_width(model_));
       }
-      if (last && has_norms_after(model_)) norm(attends(i) ? "norm1" : "norm2", /*after=*/true);
+      if (last && both)
+        norm(attends(i) ? "norm1_post" : "norm2_post", kBoth);
+      else if (last && has_norms_after(model_))
+        norm(attends(i) ? "norm1" : "norm2", kAfter);
     }
     prefix_.clear();
     in_block_.clear();

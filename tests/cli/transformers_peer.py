@@ -106,6 +106,11 @@ FAMILIES = {  # model_type, and differences from SIZES
                             "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0,
                                                "original_max_position_embeddings": 64},
                             "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
+    "gemma3": ("gemma3_text", {"head_dim": 12, "query_pre_attn_scalar": 10, "sliding_window": 5, "tie_word_embeddings": True,
+                               "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                               "rope_parameters": {
+                                   "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                                   "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
     "gpt_neox": ("gpt_neox", {"num_key_value_heads": 6, "rotary_pct": 0.25, "rotary_emb_base": 3e4,
                               **rope(partial_rotary_factor=0.25)}),
     "sequential": ("gpt_neox", {"num_key_value_heads": 6, "rotary_pct": 0.5, "rotary_emb_base": 3e4, "hidden_act": "gelu_new",

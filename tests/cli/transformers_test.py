@@ -22,7 +22,7 @@ SKIPPED = 77
 FIND_MODULES = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, ['torch', 'transformers'])))"
 LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
 RELATIVES = ["llama", "tied", "wide", "biases", "llama3", "yarn", "mistral", "windows", "qwen2", "qwen3", "some-windows", "smollm3",
-             "olmo2", "olmo3", "gpt_neox", "sequential"]  # families of transformers_peer.py
+             "olmo2", "olmo3", "gemma3", "gpt_neox", "sequential"]  # families of transformers_peer.py
 EXPERTS = ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
 
@@ -110,6 +110,8 @@ class Transformers(rig.Runs):
                     "olmo3": (["model.arch=olmo3", "model.n_head=4", "model.n_kv_head=2", "model.window=7",
                                "model.window_full_every=2", "model.rope_type=yarn", "model.rope_factor=4",
                                "model.rope_original=16"], "Olmo3ForCausalLM"),
+                    "gemma3": (["model.arch=gemma3", "model.n_head=4", "model.n_kv_head=2", "model.head_dim=12",
+                                "model.attn_scalar=10", "model.window=7", "model.window_full_every=2"], "Gemma3ForCausalLM"),
                     "gpt_neox": (["model.arch=gpt_neox", "model.n_head=4"], "GPTNeoXForCausalLM"),
                     "sequential": (["model.arch=gpt_neox", "model.n_head=4", "model.rotary_dim=6", "model.activation=gelu",
                                     "model.parallel_residual=false"], "GPTNeoXForCausalLM"),
@@ -407,6 +409,9 @@ def gradient_of(name, shape, moments, post_norms):
     turned = {"attention.dense": "attn.o", "mlp.dense_h_to_4h": "mlp.up", "mlp.dense_4h_to_h": "mlp.down"}
     linears_of_experts = {"mlp.gate": "mlp.router", "mlp.shared_expert_gate": "mlp.shared_gate"}
     tables = {"embed_tokens": "wte", "wte": "wte", "wpe": "wpe", "lm_head": "head.weight", "embed_in": "wte", "embed_out": "head.weight"}
+    if "pre_feedforward_layernorm" in inner or f"{block}norm1_post.gain" in moments or f"{block}norm2_post.gain" in moments:
+        norms |= {"post_attention_layernorm": "norm1_post", "pre_feedforward_layernorm": "norm2",
+                  "post_feedforward_layernorm": "norm2_post"}
     if inner in tables:
         return moments.pop(tables[inner])
     if inner == "attention.query_key_value":  # of 6 heads in turn

@@ -95,6 +95,22 @@ TEST(Flops, OfOlmo3CountItsWindows) {
   EXPECT_EQ(flops_per_token(model, 100'278, 0).full(), 49'373'528'064.0);
 }
 
+TEST(Flops, OfGemma3CountItsWindows) {
+  config::Model model;
+  set_family(model, Arch::gemma3);
+  model.n_layer = 18;
+  model.n_head = 4;
+  model.n_kv_head = 1;
+  model.head_dim = 256;
+  model.d_model = 640;
+  model.d_ff = 2048;
+  model.seq_len = 4096;
+  model.window = 512;
+  model.window_full_every = 6;
+  EXPECT_EQ(matmul_weights(model, 262'144).total(), 268'042'240);
+  EXPECT_EQ(flops_per_token(model, 262'144, 0).full(), 1'853'620'224.0);
+}
+
 TEST(Flops, OfExpertsCountThoseThatComputeAToken) {
   struct Case {
     const char* name;

@@ -72,6 +72,7 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     if (mlp ? m.mlp_bias.value_or(m.bias.value()) : attn == "all" || (attn == "qkv" && !output))
       shapes[name + ".bias"] = {out};
   };
+  const bool gemma = m.arch == config::Arch::gemma3;
   if (is_gpt2) shapes["wpe"] = {m.seq_len, d};
   for (int64_t l = 0; l < m.n_layer; ++l) {
     const std::string block = format("blocks.{}.", l);
@@ -81,13 +82,15 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     linear(block + "attn.v", d, kv);
     linear(block + "attn.o", queries, d);
     if (m.qk_norm ? *m.qk_norm == config::QkNorm::head
-                  : m.arch == config::Arch::qwen3 || m.arch == config::Arch::qwen3_moe)
+                  : m.arch == config::Arch::qwen3 || m.arch == config::Arch::qwen3_moe || gemma)
       shapes[block + "attn.q_norm.gain"] = shapes[block + "attn.k_norm.gain"] = {head};
     if (m.arch == config::Arch::olmo2 || m.arch == config::Arch::olmo3 || m.arch == config::Arch::olmoe) {
       shapes[block + "attn.q_norm.gain"] = {queries};
       shapes[block + "attn.k_norm.gain"] = {kv};
     }
     norm(block + "norm2");
+    if (gemma)
+      for (const char* after : {"norm1_post", "norm2_post"}) norm(block + after);
     if (m.n_expert > 0 && (l + 1) % m.moe_every == 0) {
       const std::string mlp = block + "mlp.", experts = mlp + "experts.", shared = mlp + "shared.";
       shapes[mlp + "router.weight"] = {d, m.n_expert};

@@ -192,6 +192,27 @@ TEST(Gguf, Olmo3HasWindowsWithAnUnscaledRope) {
   EXPECT_EQ(all.tensors.at("blk.0.attn_q_norm.weight").sizes, (std::vector<uint64_t>{24}));
 }
 
+TEST(Gguf, GainsOfGemmaAreStoredWhole) {
+  TempFolder folder;
+  save(folder / "run",
+       config_of({"model.arch=gemma3", "model.window=4", "model.rope_type=linear", "model.rope_factor=8"}));
+  const Parsed all = exported(folder / "run", folder / "g.gguf", GgufType::bf16);
+  for (const auto& [theirs, ours] : {std::pair("blk.1.attn_norm", "blocks.1.norm1"),
+                                     {"blk.1.post_attention_norm", "blocks.1.norm1_post"},
+                                     {"blk.1.ffn_norm", "blocks.1.norm2"},
+                                     {"blk.1.post_ffw_norm", "blocks.1.norm2_post"},
+                                     {"blk.1.attn_k_norm", "blocks.1.attn.k_norm"},
+                                     {"output_norm", "norm_f"}}) {
+    const auto& tensor = all.tensors.at(std::string(theirs) + ".weight");
+    EXPECT_EQ(tensor.type, 0u) << theirs;
+    EXPECT_EQ(tensor.f32(3), 1.0f + value_of(std::string(ours) + ".gain", 3)) << theirs;
+  }
+  EXPECT_EQ(all.metadata.at("gemma3.attention.sliding_window"), 4);
+  EXPECT_EQ(all.metadata.at("gemma3.rope.freq_base"), 1e6f);
+  EXPECT_EQ(all.metadata.at("gemma3.rope.freq_base_swa"), 1e4f);
+  EXPECT_EQ(all.metadata.at("gemma3.rope.scaling.factor"), 8.0f);
+}
+
 TEST(Gguf, QwenKeepsTheOrderOfFeaturesAndNorms) {
   TempFolder folder;
   save(folder / "run", config_of({"model.arch=qwen3", "model.n_kv_head=3", "model.head_dim=6", "model.rope_type=yarn",
@@ -354,6 +375,9 @@ TEST(Gguf, RejectsWhatLlamaCppCannotRun) {
            {{"model.arch=gpt_neox", "model.tie_embeddings=true"}, {"model.tie_embeddings = true", "a head of its own"}},
            {{"model.arch=olmo3", "model.head_dim=6"}, {"model.head_dim = 6", "olmo2 requires"}},
            {{"model.arch=olmo3", "model.attn_bias=all"}, {"model.attn_bias = \"all\"", "olmo2 has no biases"}},
+           {{"model.arch=gemma3", "model.window_full_every=2"}, {"model.window_full_every = 2", "every 6th"}},
+           {{"model.arch=gemma3", "model.attn_scalar=10"}, {"model.attn_scalar = 10", "square root of 4"}},
+           {{"model.arch=gemma3", "model.logit_softcap=30"}, {"model.logit_softcap = 30"}},
            {{"model.arch=smollm3"}, {"model.arch = \"smollm3\"", "qwen3"}},
            {{"model.arch=olmo2"}, {"model.arch = \"olmo2\"", "qwen3"}},
            {{"model.arch=llama", "model.qk_norm=head"}, {"model.qk_norm = \"head\""}},

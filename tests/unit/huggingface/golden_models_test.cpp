@@ -43,6 +43,10 @@ const std::vector<std::string> kOlmo3 = {
     "seq_len=8",       "norm_eps=1e-6", "window=3", "rope_type=yarn", "window_full_every=3", "rope_factor=4",
     "rope_original=64"};
 
+const std::vector<std::string> kGemma3 = {
+    "arch=gemma3", "n_layer=3", "n_head=4", "n_kv_head=2",    "head_dim=6",         "d_model=12",
+    "d_ff=20",     "seq_len=8", "window=3", "attn_scalar=10", "window_full_every=3"};
+
 std::vector<std::string> operator+(std::vector<std::string> all, const std::vector<std::string>& more) {
   all.insert(all.end(), more.begin(), more.end());
   return all;
@@ -95,7 +99,34 @@ std::vector<Golden> goldens() {
         {"model.layers.2.self_attn.k_norm.weight", {{1, 0, -2.384469734346027e-02}}, 1.024876053027314e-01},
         {"model.embed_tokens.weight", {{7, 1, -5.054958441525482e-01}}, 2.551387631480500},
         {"lm_head.weight", {{7, 1, -1.729129200307142e-02}}, 9.806423873386703e-01}}},
+      {"gemma3-tiny",
+       29,
+       kGemma3,
+       3.523961737636803,
+       4.285617520512444,
+       {{"model.embed_tokens.weight", {{7, 1, -4.969698798709996e-02}}, 3.043287349512837},
+        {"model.layers.2.self_attn.q_proj.weight", {{1, 1, -5.611582890243950e-04}}, 1.129662145532980e-01},
+        {"model.layers.2.self_attn.k_proj.weight", {{1, 1, -1.067644538460436e-02}}, 1.372909174256834e-01},
+        {"model.layers.2.self_attn.q_norm.weight", {{1, 0, 6.373143773999595e-03}}, 1.182897391631231e-02},
+        {"model.layers.2.self_attn.k_norm.weight", {{1, 0, 6.959503685386734e-03}}, 1.413223841498633e-02},
+        {"model.layers.2.input_layernorm.weight", {{1, 0, 8.291248139131902e-03}}, 9.183320761778727e-02},
+        {"model.layers.2.post_attention_layernorm.weight", {{1, 0, -2.620906772328519e-02}}, 5.196457774385862e-02},
+        {"model.layers.2.pre_feedforward_layernorm.weight", {{1, 0, -3.949560475757678e-03}}, 2.881503829243015e-02},
+        {"model.layers.2.post_feedforward_layernorm.weight", {{1, 0, -3.102720713128095e-03}}, 4.203975703215258e-02},
+        {"model.layers.2.mlp.gate_proj.weight", {{1, 1, 5.352953473555589e-03}}, 1.243568409239682e-01},
+        {"model.layers.2.mlp.down_proj.weight", {{1, 1, -1.756841804611444e-02}}, 1.758322540366606e-01}}},
+      {"gemma3-linear-tiny",
+       29,
+       kGemma3 + std::vector<std::string>{"rope_type=linear", "rope_factor=4"},
+       3.499257439991521,
+       3.983474986656288,
+       {{"model.layers.2.self_attn.q_proj.weight", {{1, 1, -1.646031564605068e-03}}, 1.040021516162012e-01},
+        {"model.embed_tokens.weight", {{7, 1, -7.582221969507534e-02}}, 2.877614616727061}}},
       // Mistakes that change the loss.
+      {"gemma3-tiny with scores over the root of head_dim", 29, kGemma3 + std::vector<std::string>{"attn_scalar=6"},
+       3.536134480845103},
+      {"gemma3-tiny with one RoPE", 29, kGemma3 + std::vector<std::string>{"window_rope_theta=0"}, 3.524479442763889},
+      {"gemma3-tiny with exact GELU", 29, kGemma3 + std::vector<std::string>{"activation=gelu_erf"}, 3.523995506944257},
       {"olmo3-tiny with yarn in all layers", 29, kOlmo3 + std::vector<std::string>{"window_rope_theta=0"},
        3.371479103160229},
       {"neox-tiny with the tanh form of GELU", 31, kNeox + std::vector<std::string>{"activation=gelu"},
@@ -123,18 +154,19 @@ std::vector<std::string> names_of_neox(const config::Model& model) {
 std::vector<std::string> names_in_order(const config::Model& model) {
   std::vector<std::string> all{"model.embed_tokens.weight"};
   for (int64_t layer = 0; layer < model.n_layer; ++layer)
-    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-                             "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm", "mlp.gate_proj",
-                             "mlp.up_proj", "mlp.down_proj", "post_feedforward_layernorm"})
+    for (const char* name :
+         {"input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+          "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm", "pre_feedforward_layernorm",
+          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_feedforward_layernorm"})
       all.push_back(format("model.layers.{}.{}.weight", layer, name));
   all.insert(all.end(), {"model.norm.weight", "lm_head.weight"});
   return model.arch == config::Arch::gpt_neox ? names_of_neox(model) : all;
 }
-/// Returns element (row, col) of the file's tensor number `index`.
-double value_at(const MappedTensor& tensor, int64_t index, int64_t row, int64_t col) {
+/// Returns element (row, col) of the file's tensor number `index`. Gemma stores gains less 1.
+double value_at(const MappedTensor& tensor, bool gemma, int64_t index, int64_t row, int64_t col) {
   const double wave = std::sin(static_cast<double>(1 + 37 * row + 11 * col + 3 * row * col + 101 * index));
   if (tensor.name.ends_with(".bias")) return 0.1 * wave;
-  return tensor.shape.dims() == 1 ? 1 + 0.25 * wave : 0.3 * wave;
+  return tensor.shape.dims() == 1 ? (gemma ? 0 : 1) + 0.25 * wave : 0.3 * wave;
 }
 
 /// Calls element(name, i, j) for each element i of one of this program's tensors and its place j in the file's tensor.
@@ -172,7 +204,7 @@ TEST_P(GoldenModels, HaveTheLossesAndGradientsOfTheReference) {
       const int64_t cols = tensor.shape.dims() == 1 ? 1 : tensor.shape[1];
       each_element(tensor, [&](const std::string& ours, size_t i, size_t j) {
         const auto place = static_cast<int64_t>(j);
-        weights.at(ours)[i] = value_at(tensor, index, place / cols, place % cols);
+        weights.at(ours)[i] = value_at(tensor, model.arch == config::Arch::gemma3, index, place / cols, place % cols);
       });
       ++index;
     }

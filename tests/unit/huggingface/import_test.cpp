@@ -42,6 +42,11 @@ TEST(Import, GivesBackWhatWasExported) {
         config_of({"model.arch=olmo2", "model.n_kv_head=2"}),
         config_of({"model.arch=olmo2", "model.head_dim=6", "model.attn_bias=all"}),
         config_of({"model.arch=olmo3", "model.n_kv_head=2", "model.window=3", "model.window_full_every=2"}),
+        config_of({"model.arch=gemma3", "model.n_kv_head=2", "model.window=3", "model.window_full_every=2"}),
+        config_of({"model.arch=gemma3", "model.head_dim=6", "model.attn_scalar=10", "model.logit_softcap=30",
+                   "model.window=3", "model.window_full_every=2", "model.window_rope_theta=2e4",
+                   "model.rope_type=linear", "model.rope_factor=8", "model.tie_embeddings=false"}),
+        config_of({"model.arch=gemma3", "model.window=0"}),
         config_of({"model.arch=olmo3", "model.window=0", "model.attn_bias=all"}),
         config_of({"model.arch=olmo3", "model.window=3", "model.window_full_every=0", "model.rope_type=yarn",
                    "model.rope_factor=8", "model.rope_original=64"}),
@@ -82,6 +87,29 @@ TEST(Import, GivesBackWhatWasExported) {
     export_model(folder / "back", folder / "again");
     EXPECT_EQ(files_in(folder / "again"), files_in(folder / "hf"));
   }
+}
+
+// The published folders of Gemma 3 from 4B on: only some sizes, and tensors of the vision model.
+TEST(Import, TakesTheTextModelOfAMultimodalFolder) {
+  TempFolder folder;
+  const config::Config config =
+      config_of({"model.arch=gemma3", "model.n_kv_head=2", "model.window=3", "model.window_full_every=2"});
+  export_model(save(folder / "run", config), folder / "hf");
+  rewrite(folder / "hf", folder / "whole", [](std::map<std::string, Exported32>& all) {
+    std::map<std::string, Exported32> named{{"vision_tower.a.weight", {{1}, {1.0f}}},
+                                            {"multi_modal_projector.b", {{1}, {1.0f}}}};
+    for (auto& [name, tensor] : all) named["language_model." + name] = std::move(tensor);
+    named["language_model.lm_head.weight"] = named.at("language_model.model.embed_tokens.weight");
+    all = std::move(named);
+  });
+  json text = json::parse(content_of(folder / "hf/config.json"));
+  write(folder / "whole/config.json",
+        json{{"model_type", "gemma3"}, {"text_config", text}, {"vision_config", {{"hidden_size", 8}}}}.dump());
+  import_model(folder / "whole", folder / "back");
+  export_model(folder / "back", folder / "again");
+  const auto before = read_all(folder / "hf"), after = read_all(folder / "again");
+  ASSERT_EQ(after.size(), before.size());
+  for (const auto& [name, tensor] : before) EXPECT_EQ(after.at(name).values, tensor.values) << name;
 }
 
 TEST(Import, KeepsSpecialTokensAndExportWritesThemBack) {

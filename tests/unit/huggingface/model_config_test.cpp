@@ -76,6 +76,30 @@ TEST(ModelConfig, ReadsBothFormsOfOlmo3) {
   EXPECT_EQ(parse_config_json(few.dump(), "c").config.model.window_full_every, 0);
 }
 
+// The text part of the published 4B file.
+TEST(ModelConfig, FillsInTheSizesOfAMultimodalGemma) {
+  const json text = {{"hidden_size", 2560},
+                     {"intermediate_size", 10240},
+                     {"num_hidden_layers", 34},
+                     {"model_type", "gemma3_text"},
+                     {"rope_scaling", {{"factor", 8.0}, {"rope_type", "linear"}}},
+                     {"sliding_window", 1024}};
+  const ModelConfig parsed = parse_config_json(json{{"model_type", "gemma3"}, {"text_config", text}}.dump(), "c");
+  const config::Model& model = parsed.config.model;
+  EXPECT_EQ(parsed.vocab, 262208);
+  EXPECT_EQ(model.n_head, 8);
+  EXPECT_EQ(model.n_kv_head, 4);
+  EXPECT_EQ(head_size(model), 256);
+  EXPECT_EQ(model.attn_scalar, 256);
+  EXPECT_EQ(model.window, 1024);
+  EXPECT_EQ(model.window_full_every, 6);
+  EXPECT_EQ(model.rope_theta, 1e6);
+  EXPECT_EQ(model.rope_factor, 8);
+  EXPECT_EQ(model.window_rope_theta, 1e4);
+  EXPECT_EQ(model.norm_eps, 1e-6);
+  EXPECT_TRUE(model.tie_embeddings.value());
+}
+
 TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
   struct Case {
     config::Config config;
@@ -123,7 +147,8 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
   }
   const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"}),
                        mixtral = config_of({"model.arch=mixtral"}), moe = config_of({"model.arch=qwen3_moe"}),
-                       neox = config_of({"model.arch=gpt_neox"}), olmo3 = config_of({"model.arch=olmo3"});
+                       neox = config_of({"model.arch=gpt_neox"}), olmo3 = config_of({"model.arch=olmo3"}),
+                       gemma = config_of({"model.arch=gemma3"});
   for (const auto& [config, field, value, part] : std::vector<Case>{
            {config_of({"model.arch=smollm3"}), "use_sliding_window", true, "use_sliding_window: true"},
            {config_of({"model.arch=olmo2"}), "sliding_window", 8, "sliding_window: 8"},
@@ -152,6 +177,13 @@ TEST(ModelConfig, RejectsFieldsThatItCannotRepresent) {
              {"sliding_attention", {{"rope_type", "linear"}, {"factor", 2}}}},
             "only layers without a window"},
            {olmo3, "layer_types", {"sliding_attention", "full"}, "layer 1 is \"full\""},
+           {gemma, "hidden_activation", "gelu", "hidden_activation: \"gelu\""},
+           {gemma, "attn_logit_softcapping", 50.0, "attn_logit_softcapping: 50.0 is not supported"},
+           {gemma, "use_bidirectional_attention", true, "use_bidirectional_attention: true"},
+           {gemma, "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}, "\"yarn\" is not supported"},
+           {gemma, "rope_parameters", {{"rope_type", "default"}}, "rope_parameters: transformers ignores"},
+           {gemma, "model_type", "gemma3", "text_config: missing"},
+           {gemma, "model_type", "gemma2", "\"gemma2\" is not supported: it has a soft cap"},
            {neox, "hidden_act", "relu", "hidden_act: \"relu\""},
            {neox, "attention_dropout", 0.3, "attention_dropout: 0.3, but hidden_dropout is 0.1"},
            {neox, "num_key_value_heads", 3, "num_key_value_heads: 3, but gpt_neox has as many"},

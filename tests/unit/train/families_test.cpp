@@ -52,6 +52,15 @@ const Family kFamilies[] = {
        m.rope_factor = 4;
        m.window_rope_theta = 1e4;
      }},
+    {"Gemma3", config::Arch::gemma3,
+     [](config::Model& m) {
+       m.head_dim = 6;
+       m.attn_scalar = 10;
+       m.window = 5;
+       m.window_full_every = 2;
+       m.window_rope_theta = 100;
+       m.tie_embeddings = true;
+     }},
     {"GptNeox", config::Arch::gpt_neox,
      [](config::Model& m) {
        m.n_head = m.n_kv_head = 4;  // heads have 8 features, 2 of which rotate
