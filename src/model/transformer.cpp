@@ -158,11 +158,11 @@ Scratch Transformer::infer(Exec& ex, Batch batch, std::span<Cache* const> caches
   return chunk.head ? final_norm_->forward(ex, x, nullptr) : std::move(x);
 }
 
-Scratch Transformer::loss(Exec& ex, const Batch& batch, const Tensor& losses, From from) {
+Scratch Transformer::loss(Exec& ex, const Batch& batch, const parallel::Losses& losses, From from) {
   const bool head = chunks_[from.chunk].head;
   Scratch x = infer(ex, batch, {}, std::move(from));
   if (!head) return x;
-  head_->loss(ex, batch, x, {losses});
+  head_->loss(ex, batch, x, losses);
   return {};
 }
 

@@ -59,9 +59,9 @@ class Transformer {
   /// linears. A chunk with the embedding has none left.
   void weight_gradients(Exec& ex, const parallel::Batch& batch, Saved& saved, parallel::GradSink& grads);
 
-  /// Writes the same losses as loss_backward(), without z terms; computes no gradients and applies no dropout. Returns
-  /// the residual stream as forward() does.
-  Scratch loss(Exec& ex, const parallel::Batch& batch, const Tensor& losses, From from = {});
+  /// Writes the same losses as loss_backward(), without z terms, and margins if requested; computes no gradients and
+  /// applies no dropout. Returns the residual stream as forward() does.
+  Scratch loss(Exec& ex, const parallel::Batch& batch, const parallel::Losses& losses, From from = {});
 
   /// The keys and values of this rank's blocks for one sequence of up to seq_len tokens.
   class Cache {

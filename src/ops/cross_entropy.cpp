@@ -24,6 +24,14 @@ double weight_of(const Tensor& weights, int64_t r) {
 /// Returns the scale of gradients; 1 without one.
 double scale_of(const Tensor& scale) { return scale ? *scale.as<double>() : 1.0; }
 
+/// Checks the outputs among the terms of so many rows.
+void expect_terms(const LossTerms& terms, int64_t rows) {
+  if (terms.z_loss) expect_count(terms.z_loss, rows, DType::f64, "z loss");
+  if (terms.margin) expect_count(terms.margin, rows, DType::f64, "margin");
+}
+/// Returns the place of a row's value; null: it is not stored.
+double* row_of(const Tensor& values, int64_t r) { return values ? values.as<double>() + r : nullptr; }
+
 void check_targets(const Tensor& targets, const Tensor& weights, int64_t vocabulary) {
   const int32_t* target = targets.as<int32_t>();
   for (int64_t r = 0; r < targets.count(); ++r)
@@ -65,7 +73,7 @@ void run(Exec& ex, const CrossEntropy& op) {
   if (op.weights) expect_count(op.weights, rows, sums, "weights");
   expect_count(op.loss, rows, DType::f64, "loss");
   if (op.dlogits) expect_rows(op.dlogits, rows, padded, gradient, "dlogits");
-  if (op.terms.z_loss) expect_count(op.terms.z_loss, rows, DType::f64, "z loss");
+  expect_terms(op.terms, rows);
   if (op.scale) expect_count(op.scale, 1, DType::f64, "loss scale");
   const double count = static_cast<double>(op.logits.count());
   const OpTimer timer(
@@ -84,7 +92,7 @@ void run(Exec& ex, const CrossEntropy& op) {
     for (int64_t r = first; r < first + n; ++r)
       loss[r] = kernel({row_at(op.logits, r), op.dlogits ? row_at(op.dlogits, r) : nullptr, op.vocab, padded,
                         targets[r], weight_of(op.weights, r), scale, op.terms.z, op.terms.cap,
-                        op.terms.z_loss ? op.terms.z_loss.as<double>() + r : nullptr});
+                        row_of(op.terms.z_loss, r), row_of(op.terms.margin, r)});
   });
 }
 
@@ -136,7 +144,7 @@ void run(Exec& ex, const ShardLoss& op) {
   if (op.weights) expect_count(op.weights, rows, shard.logits.dtype, "weights");
   expect_count(op.loss, rows, DType::f64, "loss");
   if (op.dlogits) expect_rows(op.dlogits, rows, padded, gradient, "dlogits");
-  if (op.terms.z_loss) expect_count(op.terms.z_loss, rows, DType::f64, "z loss");
+  expect_terms(op.terms, rows);
   if (op.scale) expect_count(op.scale, 1, DType::f64, "loss scale");
   const double count = op.dlogits ? static_cast<double>(shard.logits.count()) : static_cast<double>(rows);
   const OpTimer timer(ex.meter, OpKind::loss,
@@ -154,10 +162,11 @@ void run(Exec& ex, const ShardLoss& op) {
       const double log_sum = std::isfinite(sums[r]) ? portable_log(sums[r]) : sums[r];
       loss[r] = weight == 0 ? 0 : weight * (log_sum - sums[rows + r]);
       const double lse = largest[r] + log_sum;
-      if (op.terms.z_loss) op.terms.z_loss.as<double>()[r] = weight == 0 ? 0 : weight * op.terms.z * lse * lse;
+      if (op.terms.z_loss) *row_of(op.terms.z_loss, r) = weight == 0 ? 0 : weight * op.terms.z * lse * lse;
+      if (op.terms.margin) *row_of(op.terms.margin, r) = weight == 0 ? 0 : sums[rows + r];
       if (op.dlogits)
         kernel({row_at(shard.logits, r), row_at(op.dlogits, r), shard.vocab, padded, target_here(shard, r), weight,
-                scale, op.terms.z, op.terms.cap, nullptr},
+                scale, op.terms.z, op.terms.cap, nullptr, nullptr},
                {largest[r], sums[r]});
     }
   });

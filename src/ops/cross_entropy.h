@@ -5,11 +5,12 @@
 
 namespace trainer::ops {
 
-/// Optional terms of the loss besides the cross-entropy.
+/// Optional terms of the loss besides the cross-entropy, and what else is known of a row.
 struct LossTerms {
   double z = 0;  // z-loss (PaLM): gradients also have those of weights[r]·z·lse², lse = log Σ exp logits[r]; 0: none
   Tensor z_loss;   // [m] f64: weights[r]·z·lse²; empty: not stored
   double cap = 0;  // logits are the outputs of SoftCap with this cap, and dlogits the gradients of its inputs; 0: not
+  Tensor margin = {};  // [m] f64: logits[r, target] − the largest logit, 0 if masked; empty: not stored
 };
 
 /// logits [m, V_padded] accumulator dtype (columns >= vocab count as −inf), targets [m] i32, weights [m] accumulator

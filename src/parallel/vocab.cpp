@@ -241,7 +241,8 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Lo
   const int64_t rows_here = loss_rows(all);
   const Shape box = table_.store.box(table_.slot);
   const bool small = ops::packed_bytes(ex.device, x.dtype, box[1], box[0]) <= kTableCopy;
-  const std::pair<const Tensor*, bool> terms[] = {{&losses.loss, true}, {&losses.z_loss, batch.z_loss > 0}};
+  const std::pair<const Tensor*, bool> terms[] = {
+      {&losses.loss, true}, {&losses.z_loss, batch.z_loss > 0}, {&losses.margin, static_cast<bool>(losses.margin)}};
   for (const auto& [values, used] : terms)
     TRAINER_CHECK(values->count() == (used ? rows_here : 0), "there are {} losses for {} rows", values->count(),
                   rows_here);
@@ -259,6 +260,7 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Lo
     at.weights = rows ? rows.tensor() : batch.weights.range(first, count);
     at.losses.loss = losses.loss.range(wide * first, wide * count);
     if (batch.z_loss > 0) at.losses.z_loss = losses.z_loss.range(wide * first, wide * count);
+    if (losses.margin) at.losses.margin = losses.margin.range(wide * first, wide * count);
     compute_losses(ex, batch, weights, at, grads != nullptr);
     if (grads == nullptr) continue;
     at.dx = dx.row_range(first, count);
@@ -286,6 +288,7 @@ void Head::compute_losses(Exec& ex, const Batch& batch, const Tensor& table, Chu
     if (gradients && overwrites) chunk.dlogits = start_of_rows(logits, compute);
     ops::LossTerms terms{.z = batch.z_loss, .cap = cap_};
     if (batch.z_loss > 0) terms.z_loss = chunk.losses.z_loss.range(row, n);
+    if (chunk.losses.margin) terms.margin = chunk.losses.margin.range(row, n);
     run(ex, sharers,
         ShardedLoss{.shard = {.logits = logits,
                               .targets = chunk.targets.range(row, n),

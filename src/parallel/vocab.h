@@ -77,6 +77,7 @@ class Embedding {
 struct Losses {
   Tensor loss;         // weights[r]·loss[r]
   Tensor z_loss = {};  // z terms (ops::LossTerms); empty without batch.z_loss
+  Tensor margin = {};  // margins (ops::LossTerms); may be empty
 };
 
 /// The output head with softmax cross-entropy. It processes rows in chunks and computes the logits, the loss and both

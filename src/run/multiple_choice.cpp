@@ -67,8 +67,10 @@ Accuracy answer_questions(train::ModelRunner& runner, const std::vector<Question
     likelihoods[q].resize(questions[q].choices.size());
     scored[q].resize(questions[q].choices.size());
   }
-  train::Scorer scorer(runner, static_cast<int64_t>(longest) - 1);
-  const int64_t each = scorer.sequences(), round = each * runner.replicas();
+  const int64_t text[] = {static_cast<int64_t>(longest) - 1};
+  train::Scorer scorer(runner, text);
+  const auto [each, length] = scorer.shape_for(text[0]);
+  const int64_t round = each * runner.replicas();
   Accuracy result{.questions = static_cast<int64_t>(questions.size())};
   data::TokenBatch batch;
   for (size_t first = 0; first < choices_to_score.size(); first += static_cast<size_t>(round)) {
@@ -77,24 +79,24 @@ Accuracy answer_questions(train::ModelRunner& runner, const std::vector<Question
       result.interrupted = true;
       return result;
     }
-    batch.resize(each, scorer.length());
+    batch.resize(each, length);
     std::ranges::fill(batch.ids, 0);
     std::ranges::fill(batch.targets, 0);
     std::ranges::fill(batch.weights, 0.0f);
     for (int64_t at = 0; at < round && first + static_cast<size_t>(at) < choices_to_score.size(); ++at) {
       const ChoiceIndex& place = choices_to_score[first + static_cast<size_t>(at)];
       const Question::Choice& choice = questions[place.question].choices[place.choice];
-      if (at / each == runner.replica()) put(choice, at % each, scorer.length(), batch);
-      scored[place.question][place.choice] = scored_tokens(choice, scorer.length());
+      if (at / each == runner.replica()) put(choice, at % each, length, batch);
+      scored[place.question][place.choice] = scored_tokens(choice, length);
     }
-    const std::vector<double> losses = scorer.losses(batch);
+    const std::vector<double> losses = scorer.scores(batch).losses;
     for (size_t at = 0; at < losses.size() && first + at < choices_to_score.size(); ++at)
       likelihoods[choices_to_score[first + at].question][choices_to_score[first + at].choice] = -losses[at];
   }
   for (size_t q = 0; q < questions.size(); ++q) judge(questions[q], likelihoods[q], scored[q], result);
-  result.truncated = std::ranges::count_if(questions, [&](const Question& question) {
+  result.truncated = std::ranges::count_if(questions, [&, most = length](const Question& question) {
     return std::ranges::any_of(question.choices, [&](const Question::Choice& choice) {
-      return static_cast<int64_t>(choice.tokens.size()) - 1 > scorer.length();
+      return static_cast<int64_t>(choice.tokens.size()) - 1 > most;
     });
   });
   for (double* share : {&result.raw, &result.per_token, &result.per_byte, &result.loss})

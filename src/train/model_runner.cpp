@@ -103,7 +103,7 @@ void ModelRunner::plan() {
 void ModelRunner::evaluate(Exec& ex, const sharding::Action& action) {
   const auto chunk = static_cast<size_t>(action.chunk / sharding_.stages.count);
   links_.send(ex, action,
-              model_->loss(ex, batch(action.micro), losses(0, action.micro), {chunk, links_.take(ex, action)}));
+              model_->loss(ex, batch(action.micro), {losses(0, action.micro)}, {chunk, links_.take(ex, action)}));
 }
 
 std::vector<double> ModelRunner::loss_sums(std::span<const data::TokenBatch> batches) {

@@ -89,6 +89,8 @@ class ModelRunner {
 
   /// The forward passes of a batch through this rank's chunks, in order.
   std::span<const sharding::Action> forward_passes() const { return evaluation_; }
+  /// The links of these passes, for any batch of micro_batch() · seq_len token rows.
+  StageLinks& links() { return links_; }
   /// Returns links for passes of other batches, of at most `rows` token rows that are not split over ranks.
   StageLinks make_links(int64_t rows) {
     return {device_,

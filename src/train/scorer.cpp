@@ -1,67 +1,99 @@
 #include "train/scorer.h"
 
 #include <algorithm>
-#include <span>
 
 #include "tensor/host_copy.h"
 
 namespace trainer::train {
 
-Scorer::Scorer(ModelRunner& runner, int64_t longest)
-    : runner_(runner), sequences_(runner.micro_batch()), length_(runner.model().seq_len()) {
-  // Halving the length and doubling the number of sequences keeps the number of rows, so rows split over ranks as
-  // evenly as in an evaluation. Ranks that share sequences divide each into segments.
-  const int64_t segments = parallel::RowOrder::segments(runner.sharding());
-  while (length_ % (2 * segments) == 0 && length_ / 2 >= longest) {
-    length_ /= 2;
-    sequences_ *= 2;
-  }
-  row_order_ = parallel::RowOrder(runner.sharding(), sequences_, length_);
-  const Shape rows{sequences_ * length_};
+Scorer::Scorer(ModelRunner& runner, std::span<const int64_t> texts) : runner_(runner) {
+  const int64_t count = runner.micro_batch() * runner.model().seq_len();
   device::Device& device = runner.device();
-  ids_ = Buffer(device, "data", rows, DType::i32);
-  targets_ = Buffer(device, "data", rows, DType::i32);
-  weights_ = Buffer(device, "data", rows, runner.store().state_dtype());
-  losses_ = Buffer(device, "data", {runner.model().loss_rows({rows.count()})}, DType::f64);
-  order_ = runner.on_device(row_order_.rows());
-  positions_ = runner.on_device(row_order_.positions());
-  rows_ = runner.model().rows_of_losses(device, {rows.count()});
-  TRAINER_CHECK(static_cast<int64_t>(rows_.size()) == losses_.tensor().count(),
-                "expected one value per row, but there are {} values for {} rows", losses_.tensor().count(),
+  for (Buffer* buffer : {&ids_, &targets_}) *buffer = Buffer(device, "data", {count}, DType::i32);
+  weights_ = Buffer(device, "data", {count}, runner.store().state_dtype());
+  const int64_t losses = runner.model().loss_rows({count});
+  for (Buffer* buffer : {&losses_, &margins_}) *buffer = Buffer(device, "data", {losses}, DType::f64);
+  if (losses > 0) rows_ = runner.model().rows_of_losses(device, {count});
+  TRAINER_CHECK(std::ssize(rows_) == losses, "expected one value per row, but there are {} values for {} rows", losses,
                 rows_.size());
-  for (int64_t& row : rows_)
-    if (order_) row = row_order_.rows()[static_cast<size_t>(row)];
-  Meter uncounted;
-  runner.record(
-      key_, [&](Exec& ex) { runner_.model().loss(ex, batch(), losses_); }, uncounted);
+  for (const int64_t text : texts)
+    if (const Shape shape = shape_for(text); !programs_.contains(shape.length)) record(shape);
   runner.arena().seal();
 }
 
-parallel::Batch Scorer::batch() const {
-  return {.ids = ids_,
-          .targets = targets_,
-          .weights = weights_,
-          .order = order_,
-          .positions = positions_,
-          .sequences = sequences_,
-          .seq_len = length_};
+// Halving the length and doubling the number of sequences keeps the number of rows, so rows split over ranks as evenly
+// as in an evaluation. Ranks that share sequences divide each into segments.
+Scorer::Shape Scorer::shape_for(int64_t text) const {
+  Shape shape{runner_.micro_batch(), runner_.model().seq_len()};
+  const int64_t segments = parallel::RowOrder::segments(runner_.sharding());
+  while (shape.length % (2 * segments) == 0 && shape.length / 2 >= text) {
+    shape.length /= 2;
+    shape.sequences *= 2;
+  }
+  return shape;
 }
 
-std::vector<double> Scorer::losses(const data::TokenBatch& host) {
-  runner_.upload(host, row_order_, {ids_, targets_, weights_});
+void Scorer::record(const Shape& shape) {
+  Program& program = programs_[shape.length];
+  program.shape = shape;
+  program.row_order = parallel::RowOrder(runner_.sharding(), shape.sequences, shape.length);
+  program.order = runner_.on_device(program.row_order.rows());
+  program.positions = runner_.on_device(program.row_order.positions());
+  Meter uncounted;
+  for (size_t chunk = 0; chunk < runner_.forward_passes().size(); ++chunk) {
+    program.keys.push_back(format("score/{}{}", shape.length, chunk == 0 ? "" : format(", chunk {}", chunk)));
+    runner_.record(
+        program.keys.back(), [&](Exec& ex) { run(ex, program, chunk); }, uncounted);
+  }
+}
+
+void Scorer::run(Exec& ex, const Program& program, size_t chunk) {
+  const sharding::Action& action = runner_.forward_passes()[chunk];
+  const parallel::Batch batch{.ids = ids_,
+                              .targets = targets_,
+                              .weights = weights_,
+                              .order = program.order,
+                              .positions = program.positions,
+                              .sequences = program.shape.sequences,
+                              .seq_len = program.shape.length};
+  runner_.links().send(ex, action,
+                       runner_.model().loss(ex, batch, {.loss = losses_, .margin = margins_},
+                                            {chunk, runner_.links().take(ex, action)}));
+}
+
+Scorer::Scores Scorer::scores(const data::TokenBatch& host) {
+  const auto found = programs_.find(host.seq_len);
+  TRAINER_CHECK(found != programs_.end() && found->second.shape.sequences == host.sequences,
+                "no program for {} sequences of {} tokens", host.sequences, host.seq_len);
+  const Program& program = found->second;
+  runner_.upload(host, program.row_order, {ids_, targets_, weights_});
   Exec ex = runner_.exec();
-  runner_.begin(ex, key_);
-  runner_.model().loss(ex, batch(), losses_);
-  runner_.end();
-  const HostCopy here(ex.device, losses_);
-  const std::span<const double> values = here.tensor().span<double>();
-  std::vector<double> sums(static_cast<size_t>(runner_.replicas() * sequences_));
-  const int64_t first = runner_.replica() * sequences_;
-  for (size_t i = 0; i < rows_.size(); ++i) sums[static_cast<size_t>(first + rows_[i] / length_)] += values[i];
+  runner_.links().begin_list(runner_.forward_passes());
+  for (size_t chunk = 0; chunk < program.keys.size(); ++chunk) {
+    runner_.links().begin(ex, chunk);
+    runner_.begin(ex, program.keys[chunk]);
+    run(ex, program, chunk);
+    runner_.end();
+  }
+  runner_.links().end_list(ex);
+
+  const int64_t sequences = program.shape.sequences, all = runner_.replicas() * sequences;
+  std::vector<double> sums(static_cast<size_t>(2 * all));  // the losses, then the numbers of rows that are not greedy
+  const HostCopy losses(ex.device, losses_), margins(ex.device, margins_);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const std::vector<int32_t>& order = program.row_order.rows();
+    const auto row = static_cast<size_t>(order.empty() ? rows_[i] : order[static_cast<size_t>(rows_[i])]);
+    const auto at = static_cast<size_t>(runner_.replica() * sequences + static_cast<int64_t>(row) / host.seq_len);
+    sums[at] += losses.tensor().span<double>()[i];
+    if (host.weights[row] > 0 && !(margins.tensor().span<double>()[i] >= 0)) ++sums[static_cast<size_t>(all) + at];
+  }
   constexpr auto kMost = static_cast<size_t>(RankScalars::kMost);
   for (size_t at = 0; at < sums.size(); at += kMost)
     runner_.scalars().sum_over_rows(std::span(sums).subspan(at, std::min(kMost, sums.size() - at)));
-  return sums;
+  Scores scores;
+  scores.losses.assign(sums.begin(), sums.begin() + all);
+  for (int64_t at = all; at < 2 * all; ++at) scores.greedy.push_back(sums[static_cast<size_t>(at)] == 0);
+  return scores;
 }
 
 }  // namespace trainer::train

@@ -79,12 +79,14 @@ double row(const CrossEntropyRow& op) {
   if (op.weight == 0) {
     if (dlogits != nullptr) __builtin_memset(dlogits, 0, static_cast<size_t>(op.padded) * sizeof(T));
     if (op.z_loss != nullptr) *op.z_loss = 0;
+    if (op.margin != nullptr) *op.margin = 0;
     return 0;
   }
   const CrossEntropySums sums = sums_of(logits, op.vocab);
   const double log_sum = log_of(sums.sum), lse = sums.largest + log_sum;
   const double loss = op.weight * (log_sum + (sums.largest - static_cast<double>(logits[op.target])));
   if (op.z_loss != nullptr) *op.z_loss = op.weight * op.z * lse * lse;
+  if (op.margin != nullptr) *op.margin = static_cast<double>(logits[op.target]) - sums.largest;
   if (dlogits != nullptr) gradient<T>(op, sums);
   return loss;
 }

@@ -14,6 +14,7 @@ struct CrossEntropyRow {
   double weight, scale;
   double z, cap;   // ops::LossTerms
   double* z_loss;  // receives weight·z·lse²; may be null
+  double* margin;  // receives logit[target] − largest; may be null
 };
 /// The largest logit of a row, and the sum of exp(logit − largest).
 struct CrossEntropySums {

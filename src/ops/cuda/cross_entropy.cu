@@ -22,9 +22,9 @@ struct LossRows {
   int64_t rows, first, vocabulary;
   int padded, vocab;
   const double* scale;  // null: 1
-  double z;             // z, cap, z_loss: ops::LossTerms
+  double z;             // z, cap, z_loss, margin: ops::LossTerms
   float cap;
-  double* z_loss;                 // null: not stored
+  double *z_loss, *margin;        // null: not stored
   double *loss, *largest, *sums;  // largest [rows], sums [2, rows]: shards only
   int kept;                       // columns kept in shared memory between the two passes over a row
 
@@ -113,10 +113,11 @@ __device__ inline RowSums sums_of(const float* logits, int vocab, float* keep, i
   return {largest, block_sum(static_cast<double>(row.sum) * share, sums, warps)};
 }
 
-/// Stores weight·z·lse², the row's z term.
+/// Stores weight·z·lse², the row's z term, and its margin.
 template <typename T>
-__device__ inline void store_z_loss(const LossRows<T>& op, int64_t r, float weight, double lse) {
+__device__ inline void store_terms(const LossRows<T>& op, int64_t r, float weight, double lse, double margin) {
   if (op.z_loss != nullptr) op.z_loss[r] = weight == 0 ? 0.0 : static_cast<double>(weight) * op.z * lse * lse;
+  if (op.margin != nullptr) op.margin[r] = weight == 0 ? 0.0 : margin;
 }
 
 /// Computes a row's gradient, factor·((1 + 2·z·lse)·softmax − onehot), times the slope of the soft cap. target < 0: the
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cross_entropy_kernel(LossRo
   if (weight == 0) {
     if (threadIdx.x == 0) {
       op.loss[r] = 0;
-      store_z_loss(op, r, weight, 0);
+      store_terms(op, r, weight, 0, 0);
     }
     if (op.dlogits.data != nullptr) write_zeros<V>(op.dlogits.at(r, 0), op.padded);
     return;
@@ -208,7 +209,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cross_entropy_kernel(LossRo
     op.loss[r] = op.lost(r) ? not_a_number()
                             : static_cast<double>(weight) *
                                   (log(row.sum) + (static_cast<double>(row.largest) - static_cast<double>(at_target)));
-    store_z_loss(op, r, weight, static_cast<double>(row.largest) + log(row.sum));
+    store_terms(op, r, weight, static_cast<double>(row.largest) + log(row.sum),
+                static_cast<double>(at_target) - static_cast<double>(row.largest));
   }
   if (op.dlogits.data == nullptr) return;
   const RowGradient gradient(op, row, weight, target);
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) shard_loss_kernel(LossRows<
     op.loss[r] = weight == 0  ? 0.0
                  : op.lost(r) ? not_a_number()
                               : static_cast<double>(weight) * (log(sum) - op.sums[op.rows + r]);
-    store_z_loss(op, r, weight, op.largest[r] + log(sum));
+    store_terms(op, r, weight, op.largest[r] + log(sum), op.sums[op.rows + r]);
   }
   if (op.dlogits.data == nullptr) return;
   if (weight == 0) {
@@ -296,6 +298,7 @@ void set_terms(LossRows<T>& rows, const LossTerms& terms) {
   rows.z = terms.z;
   rows.cap = static_cast<float>(terms.cap);
   rows.z_loss = terms.z_loss ? terms.z_loss.as<double>() : nullptr;
+  rows.margin = terms.margin ? terms.margin.as<double>() : nullptr;
 }
 
 device::cuda::LaunchConfig row_grid(int64_t rows, int64_t pieces) {

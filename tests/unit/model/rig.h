@@ -118,7 +118,7 @@ class Rig {
     Loaded loaded = load(micro);
     loaded.batch.dropout = false;
     const Scratch losses = losses_of(loaded.batch);
-    model.loss(ex, loaded.batch, losses);
+    model.loss(ex, loaded.batch, {losses});
     return parallel::sum_of_losses(ex, losses) * loaded.scale[0];
   }
 

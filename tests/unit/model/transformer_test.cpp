@@ -336,9 +336,9 @@ TEST_P(Chunks, EvaluateAndGenerateAsTheWholeModelDoes) {
   loaded.batch.dropout = false;
   EXPECT_EQ(middle.model.loss_rows(loaded.batch.rows()), 0);
   const Scratch losses = ends.ex.take("losses", {ends.model.loss_rows(loaded.batch.rows())}, DType::f64);
-  Scratch x = ends.model.loss(ends.ex, loaded.batch, losses);
+  Scratch x = ends.model.loss(ends.ex, loaded.batch, {losses});
   x = middle.model.loss(middle.ex, loaded.batch, {}, {.x = std::move(x)});
-  EXPECT_FALSE(ends.model.loss(ends.ex, loaded.batch, losses, {.chunk = 1, .x = std::move(x)}));
+  EXPECT_FALSE(ends.model.loss(ends.ex, loaded.batch, {losses}, {.chunk = 1, .x = std::move(x)}));
   EXPECT_EQ(parallel::sum_of_losses(ends.ex, losses) * loaded.scale[0], whole.loss(batch_of(c)));
 
   using Cache = model::Transformer::Cache;

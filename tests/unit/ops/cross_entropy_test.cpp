@@ -113,14 +113,18 @@ TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
   on_every_device(
       [&](TestExec& ex) {
         TestTensor capped = logits, loss({rows}, DType::f64), z_loss = loss, dlogits({rows, padded}, this->kType);
+        TestTensor margin = loss, shared_margin = loss;
         run(ex, SoftCap{capped, cap});
-        run(ex, CrossEntropy{capped, targets, weights, loss, dlogits, vocab, on_device, {z, z_loss, cap}});
+        run(ex, CrossEntropy{capped, targets, weights, loss, dlogits, vocab, on_device, {z, z_loss, cap, margin}});
         TestTensor largest = loss, sums({2, rows}, DType::f64), shared = loss, shared_z = loss, shared_d = dlogits;
         const CrossEntropyShard all{capped, targets, 0, vocab};
         run(ex, ShardSums{all, largest, sums});
         run(ex, ShardRescale{all, largest, largest, sums});
-        run(ex, ShardLoss{all, largest, sums, weights, shared, shared_d, vocab, on_device, {z, shared_z, cap}});
-        return std::vector<TestTensor>{capped, loss, z_loss, dlogits, shared, shared_z, shared_d};
+        run(ex,
+            ShardLoss{
+                all, largest, sums, weights, shared, shared_d, vocab, on_device, {z, shared_z, cap, shared_margin}});
+        return std::vector<TestTensor>{capped,   loss,     z_loss, dlogits,      shared,
+                                       shared_z, shared_d, margin, shared_margin};
       },
       [&](const std::vector<TestTensor>& out) {
         for (int64_t r = 0; r < rows; ++r) {
@@ -129,6 +133,10 @@ TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
           double sum = 0;
           for (int64_t i = 0; i < vocab; ++i) sum += std::exp(y(i));
           const double lse = std::log(sum), w = weights.at(r);
+          double largest = y(0);
+          for (int64_t i = 0; i < vocab; ++i) largest = std::max(largest, y(i));
+          for (const size_t at : {size_t{7}, size_t{8}})
+            expect_close<AccumulatorOf<T>>(out[at].at(r), w == 0 ? 0 : y(target) - largest, 16, cap, "margin");
           for (const size_t at : {size_t{1}, size_t{4}}) {
             expect_close<AccumulatorOf<T>>(out[at].at(r), w * (lse - y(target)), 32, w * (lse + cap), "loss");
             expect_close<AccumulatorOf<T>>(out[at + 1].at(r), w * z * lse * lse, 32, w * z * lse * lse, "z loss");

@@ -25,8 +25,8 @@ data::TokenBatch random_batch(int64_t sequences, int64_t length, int64_t vocab, 
   return batch;
 }
 
-/// Returns the reference model's loss of each sequence.
-std::vector<double> expected(const config::Config& c, const Tensors& weights, const data::TokenBatch& batch) {
+/// Returns the reference model's loss of each row.
+std::vector<double> row_losses(const config::Config& c, const Tensors& weights, const data::TokenBatch& batch) {
   const config::Model& m = c.model;
   const bool llama = m.arch == config::Arch::llama;
   const reference::ModelSpec spec{.family = llama ? reference::Family::llama : reference::Family::gpt2,
@@ -43,16 +43,32 @@ std::vector<double> expected(const config::Config& c, const Tensors& weights, co
                                   .rope_theta = m.rope_theta};
   const reference::Batch rows{
       .sequences = batch.sequences, .length = batch.seq_len, .ids = batch.ids, .targets = batch.targets};
-  const std::vector<double> losses = reference::Model<double>(spec, weights).row_losses(rows);
-  std::vector<double> sums(static_cast<size_t>(batch.sequences));
-  for (size_t r = 0; r < losses.size(); ++r)
-    sums[r / static_cast<size_t>(batch.seq_len)] += static_cast<double>(batch.weights[r]) * losses[r];
-  return sums;
+  return reference::Model<double>(spec, weights).row_losses(rows);
+}
+
+/// Replaces the targets of the first half of the rows by the most likely tokens. Returns whether each sequence's
+/// counted targets all are the most likely ones.
+std::vector<bool> make_greedy(const config::Config& c, const Tensors& weights, data::TokenBatch& batch) {
+  data::TokenBatch trial = batch;
+  std::vector<double> least(batch.ids.size(), INFINITY);
+  std::vector<int32_t> likeliest(batch.ids.size());
+  for (int32_t token = 0; token < kTinyVocab; ++token) {
+    std::ranges::fill(trial.targets, token);
+    const std::vector<double> losses = row_losses(c, weights, trial);
+    for (size_t r = 0; r < losses.size(); ++r)
+      if (losses[r] < least[r]) least[r] = losses[r], likeliest[r] = token;
+  }
+  std::copy_n(likeliest.begin(), likeliest.size() / 2, batch.targets.begin());
+  std::vector<bool> greedy(static_cast<size_t>(batch.sequences), true);
+  for (size_t r = 0; r < likeliest.size(); ++r)
+    if (batch.weights[r] > 0 && batch.targets[r] != likeliest[r])
+      greedy[r / static_cast<size_t>(batch.seq_len)] = false;
+  return greedy;
 }
 
 TEST(Scorer, AgreesWithTheReferenceOnEachSequence) {
   for (const auto arch : {config::Arch::gpt2, config::Arch::llama}) {
-    for (const int64_t longest : {1, 5, 11, 40}) {
+    for (const int64_t longest : {1, 5, 7, 11, 40}) {
       config::Config c = tiny_config(arch);
       c.model.seq_len = 20;
       Tiny run(c, DType::f64, 2);
@@ -60,19 +76,27 @@ TEST(Scorer, AgreesWithTheReferenceOnEachSequence) {
       Tensors weights;
       for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), false))
         collect(weights, slice);
-      train::Scorer scorer(run.trainer, longest);
-      EXPECT_EQ(scorer.length(), longest <= 5 ? 5 : 20);
-      EXPECT_EQ(scorer.sequences() * scorer.length(), 40);
-      const data::TokenBatch batch = random_batch(scorer.sequences(), scorer.length(), kTinyVocab, 0);
-      const std::vector<double> sums = scorer.losses(batch), reference = expected(c, weights, batch);
-      ASSERT_EQ(sums.size(), reference.size());
-      for (size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], reference[i], 1e-12 * reference[i]);
+      train::Scorer scorer(run.trainer, {{longest}});
+      const auto [sequences, length] = scorer.shape_for(longest);
+      EXPECT_EQ(length, longest <= 5 ? 5 : longest <= 10 ? 10 : 20);
+      EXPECT_EQ(sequences * length, 40);
+      data::TokenBatch batch = random_batch(sequences, length, kTinyVocab, 0);
+      const std::vector<bool> greedy = make_greedy(c, weights, batch);
+      const auto scores = scorer.scores(batch);
+      std::vector<double> expected(static_cast<size_t>(sequences));
+      const std::vector<double> losses = row_losses(c, weights, batch);
+      for (size_t r = 0; r < losses.size(); ++r)
+        expected[r / static_cast<size_t>(length)] += static_cast<double>(batch.weights[r]) * losses[r];
+      ASSERT_EQ(scores.losses.size(), expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(scores.losses[i], expected[i], 1e-12 * expected[i]);
+      EXPECT_EQ(scores.greedy, greedy);
+      EXPECT_TRUE(greedy.front() && !greedy.back());
     }
   }
 }
 
-/// Returns the losses of 2 batches, from one rank that takes one after the other, or from the ranks of a layout.
-/// `longest`: as of train::Scorer.
+/// Returns the losses of 2 batches, and the most likely tokens after the sequences of the first, from one rank
+/// that takes one after the other, or from the ranks of a layout. `longest`: as of train::Scorer.
 std::vector<double> losses(const config::Config& c, int64_t vocab, int64_t longest) {
   std::vector<double> found;
   std::mutex mutex;
@@ -82,15 +106,31 @@ std::vector<double> losses(const config::Config& c, int64_t vocab, int64_t longe
     train::ModelRunner runner(device, world, c, vocab, DType::f64);
     runner.plan();
     runner.store().initialize(static_cast<uint64_t>(c.run.seed));
-    train::Scorer scorer(runner, longest);
+    train::Scorer scorer(runner, {{longest}});
+    const auto [sequences, length] = scorer.shape_for(longest);
     std::vector<double> mine;
+    std::vector<int32_t> greedy;
     for (int64_t first = 0; first < 2; first += runner.replicas()) {
-      const auto batch = random_batch(scorer.sequences(), scorer.length(), vocab, first + runner.replica());
-      for (const double loss : scorer.losses(batch)) mine.push_back(loss);
+      const auto batch = random_batch(sequences, length, vocab, first + runner.replica());
+      for (const double loss : scorer.scores(batch).losses) mine.push_back(loss);
     }
+    EXPECT_EQ(mine.size(), static_cast<size_t>(2 * sequences));
+    // Of all tokens, one is the most likely end of each sequence.
+    auto batch = random_batch(sequences, length, vocab, 0);
+    for (int64_t r = 0; r < sequences * length; ++r)
+      batch.weights[static_cast<size_t>(r)] = r % length == length - 1 ? 1 : 0;
+    greedy.assign(static_cast<size_t>(sequences), -1);
+    for (int32_t token = 0; token < vocab && vocab == kTinyVocab; ++token) {
+      std::ranges::fill(batch.targets, token);
+      const auto scores = scorer.scores(batch);
+      for (size_t i = 0; i < greedy.size(); ++i) {
+        EXPECT_TRUE(greedy[i] == -1 || !scores.greedy[i]);
+        if (scores.greedy[i]) greedy[i] = token;
+      }
+    }
+    mine.insert(mine.end(), greedy.begin(), greedy.end());
     const std::lock_guard lock(mutex);
     if (world.first()) found = mine;
-    EXPECT_EQ(mine.size(), static_cast<size_t>(2 * scorer.sequences()));
   });
   return found;
 }
@@ -101,7 +141,8 @@ void expect_as_one_rank(config::Config c, int64_t vocab = kTinyVocab, int64_t pa
   const int64_t longest = c.model.seq_len / parts;
   const std::vector<double> single = losses(on_one_rank(c), vocab, longest), shared = losses(c, vocab, longest);
   ASSERT_EQ(single.size(), shared.size());
-  for (size_t i = 0; i < single.size(); ++i) EXPECT_NEAR(shared[i], single[i], 1e-11 * single[i]) << "sequence " << i;
+  for (size_t i = 0; i < single.size(); ++i)
+    EXPECT_NEAR(shared[i], single[i], 1e-11 * std::abs(single[i])) << "value " << i;
 }
 
 TEST(Scorer, FindsTheSameOnEveryLayout) {
@@ -138,8 +179,11 @@ TEST(Scorer, LeavesTrainingUndisturbed) {
   Tiny run(c, DType::f32, 2), other(c, DType::f32, 2);
   run.step(1);
   other.step(1);
-  train::Scorer scorer(run.trainer, 4);
-  scorer.losses(random_batch(scorer.sequences(), scorer.length(), kTinyVocab, 0));
+  train::Scorer scorer(run.trainer, {{4, 11}});
+  for (const int64_t text : {4, 11, 4}) {
+    const auto [sequences, length] = scorer.shape_for(text);
+    scorer.scores(random_batch(sequences, length, kTinyVocab, 0));
+  }
   run.step(2);
   other.step(2);
   EXPECT_TRUE(run.state() == other.state());
