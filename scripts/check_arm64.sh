@@ -30,7 +30,7 @@ if [ ! -e "$root/usr/include/zlib.h" ]; then
     -o Dir::State::status=/dev/null -o APT::Sandbox::User=root)
   apt-get -qq "${apt[@]}" update
   (cd "$build/apt" && apt-get -qq "${apt[@]}" download libfmt-dev libfmt9 libsentencepiece-dev libsentencepiece0 libpcre2-dev \
-    libpcre2-8-0 libutf8proc-dev zlib1g-dev libzstd-dev libxxhash-dev libgtest-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev)
+    libpcre2-8-0 libutf8proc-dev zlib1g-dev libzstd-dev libsnappy-dev libxxhash-dev libgtest-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev)
   for package in "$build"/apt/*.deb; do dpkg -x "$package" "$root"; done
 fi
 

@@ -11,7 +11,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
-  libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libopenmpi-dev openmpi-bin)
+  libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libsnappy-dev libopenmpi-dev openmpi-bin)
 optional=(ccache)  # ccache for faster rebuilds; MPICH for tests
 
 for argument in "$@"; do

@@ -18,7 +18,7 @@ import zipfile
 EPOCH = int(os.environ["SOURCE_DATE_EPOCH"])
 PLATFORM = "manylinux_2_36_x86_64"
 # Components linked into the program, by source package; the libraries in lib/trainer are added by their packages.
-BUILT_IN = {"libfmt-dev": "MIT", "libpcre2-dev": "BSD-3-Clause WITH PCRE2-exception", "libutf8proc-dev": "MIT", "zlib1g-dev": "Zlib", "libzstd-dev": "BSD-3-Clause",
+BUILT_IN = {"libfmt-dev": "MIT", "libpcre2-dev": "BSD-3-Clause WITH PCRE2-exception", "libutf8proc-dev": "MIT", "zlib1g-dev": "Zlib", "libzstd-dev": "BSD-3-Clause", "libsnappy-dev": "BSD-3-Clause",
             "nlohmann-json3-dev": "MIT", "libtomlplusplus-dev": "MIT", "libcli11-dev": "BSD-3-Clause", "libxxhash-dev": "BSD-2-Clause"}
 BUNDLED = {"libsentencepiece0": "Apache-2.0", "libstdc++6": "GPL-3.0-or-later WITH GCC-exception-3.1",
            "libgcc-s1": "GPL-3.0-or-later WITH GCC-exception-3.1"}

@@ -174,8 +174,9 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
 }
 
 void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
-  add_path(verb, "--input", o.input, "FILES",
-           "read text (.txt, .md) or .jsonl, plain or compressed (.gz, .zst); globs allowed; -: standard input")
+  add_path(
+      verb, "--input", o.input, "FILES",
+      "read text (.txt, .md) or .jsonl, plain or compressed (.gz, .zst), or .parquet; globs allowed; -: standard input")
       ->required();
   add_path(verb, "--output", o.output, "DIR", "write tokens, document index and tokenizer into this folder")
       ->required();

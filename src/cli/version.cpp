@@ -1,5 +1,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <snappy-stubs-public.h>
 #include <xxhash.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -48,6 +49,7 @@ std::vector<std::pair<std::string, std::string>> libraries() {
           {"xxHash", of(XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE)},
           {"zlib", ZLIB_VERSION},
           {"zstd", ZSTD_VERSION_STRING},
+          {"snappy", of(SNAPPY_MAJOR, SNAPPY_MINOR, SNAPPY_PATCHLEVEL)},
           {"SentencePiece", TRAINER_SENTENCEPIECE_VERSION}};
 }
 

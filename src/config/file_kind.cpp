@@ -17,10 +17,6 @@ constexpr Known kKnown[] = {{".txt", FileKind::text},          {".text", FileKin
                             {".md", FileKind::text},           {".jsonl", FileKind::json_lines},
                             {".ndjson", FileKind::json_lines}, {".bin", FileKind::tokens}};
 
-constexpr const char* kParquetRemedy =
-    "pipe its text: python3 -c \"import duckdb; duckdb.sql(\\\"copy (select text from 'x.parquet') to '/dev/stdout' "
-    "(format json)\\\")\" | trainer tokenize --input - --format jsonl --output DIR --tokenizer PATH";
-
 /// The remedies for other file formats that users often have.
 struct Other {
   const char *extension, *remedy;
@@ -34,7 +30,6 @@ constexpr Other kOthers[] = {
     {".json", "convert it to .jsonl: one JSON object per line, one text in each"},
     {".csv", "convert it to .jsonl: one JSON object per line, one text in each"},
     {".tsv", "convert it to .jsonl: one JSON object per line, one text in each"},
-    {".parquet", kParquetRemedy},
     {".arrow", "convert it to .jsonl: one JSON object per line, one text in each"},
     {".idx", "name the .bin file next to it"},
     {".npy", "write its numbers to a .bin file as uint16"},
@@ -55,10 +50,14 @@ std::string kind_extension(const std::string& path) {
 
 Packing packing_of(const std::string& path) {
   const std::string extension = lower_extension(path);
-  return extension == ".gz" ? Packing::gzip : extension == ".zst" ? Packing::zstd : Packing::none;
+  return extension == ".gz"        ? Packing::gzip
+         : extension == ".zst"     ? Packing::zstd
+         : extension == ".parquet" ? Packing::parquet
+                                   : Packing::none;
 }
 
 std::optional<FileKind> file_kind(const std::string& path, DataFormat stated) {
+  if (packing_of(path) == Packing::parquet) return FileKind::json_lines;
   switch (stated) {
     case DataFormat::text:
       return FileKind::text;
@@ -94,7 +93,7 @@ std::string unknown_kind(const std::string& path, const std::string& insist) {
   if (extension == ".bin") remedy = "unpack it first";
   return format(
       "\"{}\": {} are not supported; expected .txt, .text, .md (text), .jsonl, .ndjson (a JSON object with the "
-      "text on each line) or .bin (tokens), "
+      "text on each line), .parquet (the same as a table) or .bin (tokens), "
       "or text compressed as .gz or .zst, as in a.jsonl.zst; {}, or set the format with {}",
       path, shown.empty() ? "files without an extension" : shown + " files", remedy,
       insist.starts_with("--") ? insist + " text or jsonl" : insist + " = \"text\", \"jsonl\" or \"tokens\"");

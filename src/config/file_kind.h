@@ -9,12 +9,13 @@ namespace trainer::config {
 
 enum class FileKind { text, json_lines, tokens };
 
-enum class Packing { none, gzip, zstd };
+enum class Packing { none, gzip, zstd, parquet };
 
-/// Returns the compression of a text file, determined by its extension (.gz or .zst, case-insensitive).
+/// Returns how the text of a file is stored, determined by its extension (.gz, .zst or .parquet, case-insensitive).
 Packing packing_of(const std::string& path);
-/// Returns `stated` unless it is automatic. Otherwise the extension (case-insensitive) decides; for compressed text it
-/// is the extension before .gz or .zst. Returns an empty result if the extension is unknown.
+/// Returns JSON lines for .parquet, else `stated` unless it is automatic. Otherwise the extension (case-insensitive)
+/// decides; for compressed text it is the extension before .gz or .zst. Returns an empty result if the extension is
+/// unknown.
 std::optional<FileKind> file_kind(const std::string& path, DataFormat stated);
 /// The remedy for text that can be read only once: it must be tokenized first.
 constexpr const char* kPipeRemedy =

@@ -38,7 +38,8 @@ void declare_data(std::vector<Key>& keys) {
   Declare<Data> data(keys, "data", &Config::data);
   data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
             "Training files, paths or globs, relative to the working directory: text (.txt, .text, .md), JSON lines "
-            "(.jsonl, .ndjson), either also compressed (.txt.gz, .jsonl.zst), or token files (.bin). Required unless "
+            "(.jsonl, .ndjson), either also compressed (.txt.gz, .jsonl.zst), .parquet, or token files (.bin). "
+            "Required unless "
             "there is a [[data.source]].");
   std::vector<Member<FileSet>> source = file_set_members();
   source.push_back(member("weight", Type::number, &FileSet::weight, kWeights));

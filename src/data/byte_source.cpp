@@ -12,6 +12,7 @@
 #include "base/lfs_pointer.h"
 #include "config/file_kind.h"
 #include "data/byte_stream.h"
+#include "data/parquet.h"
 
 namespace trainer::data {
 namespace {
@@ -112,26 +113,39 @@ bool is_pipe(const std::string& file) {
   return file == kStandardInput || (::stat(file.c_str(), &status) == 0 && S_ISFIFO(status.st_mode));
 }
 
-std::unique_ptr<ByteSource> open_source(const std::string& file, const std::atomic<bool>* cancelled) {
+std::unique_ptr<ByteSource> open_source(const std::string& file, const Columns& columns,
+                                        const std::atomic<bool>* cancelled) {
+  const config::Packing packing = config::packing_of(file);
+  if (is_pipe(file) && packing == config::Packing::parquet) refuse_parquet_pipe(file);
   if (is_pipe(file)) return std::make_unique<Pipe>(file, cancelled);
-  switch (config::packing_of(file)) {
+  switch (packing) {
     case config::Packing::gzip:
       return open_gzip(file, cancelled);
     case config::Packing::zstd:
       return open_zstd(file, cancelled);
+    case config::Packing::parquet:
+      return open_parquet(file, columns, cancelled);
     case config::Packing::none:
       break;
   }
   return std::make_unique<PlainFile>(file);
 }
 
-int64_t text_bytes(const std::string& file) {
+int64_t text_bytes(const std::string& file, const Columns& columns) {
   if (config::packing_of(file) == config::Packing::none) return File::open_input(file).size();
-  const auto source = open_source(file);
+  const auto source = open_source(file, columns);
   std::string block(kChunk, '\0');
   int64_t bytes = 0;
   while (const size_t got = source->read_at(bytes, block.data(), block.size())) bytes += static_cast<int64_t>(got);
   return bytes;
+}
+
+std::string whole_text(const std::string& file, const Columns& columns) {
+  const auto source = open_source(file, columns);
+  std::string text, block(kChunk, '\0');
+  while (const size_t got = source->read_at(static_cast<int64_t>(text.size()), block.data(), block.size()))
+    text.append(block, 0, got);
+  return text;
 }
 
 }  // namespace trainer::data

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace trainer::data {
 
@@ -28,12 +29,19 @@ class ByteSource {
   virtual std::string hash() const { return {}; }
 };
 
+/// Names of the members of JSON objects that a reader uses. Formats with columns give only these, in this order, and
+/// leave out those that do not exist; at least one must.
+using Columns = std::vector<std::string>;
+
 /// Opens an input according to its kind and extension. When `cancelled` becomes true, reads end early, even if they
 /// wait for a pipe's writer. Throws Code::data when the file is missing or neither regular nor a pipe; reads throw it
 /// when files shrink, and when compressed data is damaged or truncated.
-std::unique_ptr<ByteSource> open_source(const std::string& file, const std::atomic<bool>* cancelled = nullptr);
+std::unique_ptr<ByteSource> open_source(const std::string& file, const Columns& columns,
+                                        const std::atomic<bool>* cancelled = nullptr);
 
 /// Returns the length of an input's text. Compressed files are read to the end for this.
-int64_t text_bytes(const std::string& file);
+int64_t text_bytes(const std::string& file, const Columns& columns);
+/// Returns the whole text of an input.
+std::string whole_text(const std::string& file, const Columns& columns);
 
 }  // namespace trainer::data

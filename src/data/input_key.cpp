@@ -70,7 +70,9 @@ json describe_inputs(const std::vector<std::string>& files, const TextOptions& o
     }
     if (is_pipe(file)) throw Error(Code::data, fmt::format("{}: {}", file, config::kPipeRemedy));
     const int64_t size = File::open_input(file).size();
-    if ((options.strict || files.size() == 1) && !has_text(file)) refuse_empty(file);
+    // Opening a table finds out whether it has the column; texts tell only when they are read.
+    if (config::packing_of(file) == config::Packing::parquet) open_source(file, columns_of(options));
+    if ((options.strict || files.size() == 1) && !has_text(file, columns_of(options))) refuse_empty(file);
     const int64_t time = std::chrono::nanoseconds(fs::last_write_time(file).time_since_epoch()).count();
     json entry = {{"path", path}, {"size", size}, {"time", time}, {"json_lines", is_json_lines(file, options)}};
     const bool same =

@@ -165,9 +165,9 @@ void split_blocks(std::string_view text, bool inside, bool ends_document, const 
 }
 
 /// Returns a position such as "offset 18 (line 2)". Reads the file again to count lines.
-std::string place(const std::string& file, int64_t offset) {
+std::string place(const std::string& file, int64_t offset, const TextOptions& options) {
   if (is_pipe(file)) return fmt::format("offset {}", offset);
-  return fmt::format("offset {} (line {})", offset, line_of(file, offset));
+  return fmt::format("offset {} (line {})", offset, line_of(file, offset, columns_of(options)));
 }
 
 void split_json_lines(const std::string& file, const TextPiece& piece, const TextOptions& options, TextFlaws& count,
@@ -180,7 +180,7 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
     if (repair.replaced > 0 && count.replaced == 0) count.first_offset = offset + static_cast<int64_t>(repair.first);
     count.replaced += repair.replaced;
     const auto refuse = [&](const std::string& reason) {
-      throw Error(Code::data, fmt::format("{}: {}: {}", file, place(file, offset), reason));
+      throw Error(Code::data, fmt::format("{}: {}: {}", file, place(file, offset, options), reason));
     };
     auto object = nlohmann::json::parse(valid, nullptr, /*allow_exceptions=*/false);
     if (object.is_discarded()) {
@@ -222,6 +222,8 @@ bool is_json_lines(const std::string& file, const TextOptions& options) {
   return config::file_kind(file, options.format) == config::FileKind::json_lines;
 }
 
+Columns columns_of(const TextOptions& options) { return {options.text_key}; }
+
 PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes, TextPosition start,
                          CutRule cuts, SplitCheck check)
     : files_(std::move(files)),
@@ -232,12 +234,12 @@ PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, in
       next_(start) {}
 
 void PieceReader::open(const std::string& name) {
-  source_ = open_source(name, &cancelled_);
+  source_ = open_source(name, columns_of(options_), &cancelled_);
   std::string start(kTextStart, '\0');
   start.resize(source_->read_at(0, start.data(), start.size()));
   const size_t begin = byte_order_mark(start);
   if (start.size() == begin && options_.strict) refuse_empty(name);
-  require_text(name, start, options_.format != config::DataFormat::automatic);
+  require_text(name, start, options_.format != config::DataFormat::automatic && !is_json_lines(name, options_));
   if (next_.offset == 0) next_.offset = static_cast<int64_t>(begin);
 }
 
@@ -286,7 +288,7 @@ TextFlaws split_documents(const std::string& file, TextPiece&& piece, const Text
     const size_t bad = utf8_first_invalid(piece.text);
     if (bad < piece.text.size()) {
       throw Error(Code::data, fmt::format("{}: {}: byte 0x{:02x} is not valid UTF-8 (data.strict = false replaces it)",
-                                          file, place(file, piece.at.offset + static_cast<int64_t>(bad)),
+                                          file, place(file, piece.at.offset + static_cast<int64_t>(bad), options),
                                           static_cast<uint8_t>(piece.text[bad])));
     }
   }

@@ -26,6 +26,8 @@ struct TextOptions {
 
 /// True for JSON lines, false for plain text: determined by the file's name unless the options set it.
 bool is_json_lines(const std::string& file, const TextOptions& options);
+/// Returns the members of JSON objects that split_documents() uses with these options.
+Columns columns_of(const TextOptions& options);
 
 /// The positions at which a document may be split.
 enum class CutRule {

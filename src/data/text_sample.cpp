@@ -61,7 +61,7 @@ using TextSink = std::function<void(std::string_view)>;
 
 void sample_plain_text(const std::string& file, int64_t size, const std::vector<Part>& parts,
                        const TextOptions& options, const TextSink& take) {
-  const auto source = open_source(file);
+  const auto source = open_source(file, columns_of(options));
   for (const Part& part : parts) {
     std::string bytes(static_cast<size_t>(part.size()), '\0');
     bytes.resize(source->read_at(part.begin, bytes.data(), bytes.size()));
@@ -153,7 +153,7 @@ std::vector<std::string> sample_lines(const std::vector<std::string>& files, con
   };
   std::vector<int64_t> sizes;
   int64_t total = 0;
-  for (const std::string& file : files) total += sizes.emplace_back(text_bytes(file));
+  for (const std::string& file : files) total += sizes.emplace_back(text_bytes(file, columns_of(options)));
   if (total <= max_bytes) {
     PieceReader reader(files, options);
     while (auto piece = reader.next()) {

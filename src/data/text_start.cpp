@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
-#include "data/byte_source.h"
+#include "data/parquet.h"
 
 namespace trainer::data {
 namespace {
@@ -17,12 +17,13 @@ struct Signature {
   const char* what;
   bool ascii = false;  // text may also begin like this
 };
+constexpr std::string_view kParquet = "PAR1";
 constexpr Signature kSignatures[] = {
     {"\x1F\x8B\x08"sv, "gzip-compressed data; name it .gz (as in a.txt.gz), or unpack it (gunzip)"},
     {"\x28\xB5\x2F\xFD"sv, "Zstandard-compressed data; name it .zst (as in a.txt.zst), or unpack it (unzstd)"},
     {"\xFD\x37zXZ\0"sv, "xz-compressed data; unpack it first (unxz)"},
     {"PK\x03\x04"sv, "a ZIP archive; unpack it first (unzip)", true},
-    {"PAR1"sv, "a Parquet table; convert it to .jsonl: one JSON object per line, one text in each", true},
+    {kParquet, "a Parquet table; name it .parquet (as in a.parquet)", true},
     {"version https://git-lfs.github.com/spec/"sv,
      "a pointer of Git LFS, not the file itself; download the file (`git lfs pull` in its repository)", true},
     {"\xFF\xFE"sv, "text in UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
@@ -44,6 +45,7 @@ size_t byte_order_mark(std::string_view start) { return start.starts_with(kUtf8M
 
 void require_text(const std::string& file, std::string_view start, bool insisted) {
   const Signature* found = signature_of(start);
+  if (found != nullptr && found->bytes == kParquet && !insisted && is_pipe(file)) refuse_parquet_pipe(file);
   if (found != nullptr && !(insisted && found->ascii))
     throw Error(Code::data, fmt::format("{}: offset 0: expected text, found {}", file, found->what));
   std::string copy(start);
@@ -59,14 +61,14 @@ void refuse_empty(const std::string& file) {
   throw Error(Code::data, fmt::format("{}: the file is empty; expected text", file));
 }
 
-bool has_text(const std::string& file) {
+bool has_text(const std::string& file, const Columns& columns) {
   std::string start(kUtf8Mark.size() + 1, '\0');
-  start.resize(open_source(file)->read_at(0, start.data(), start.size()));
+  start.resize(open_source(file, columns)->read_at(0, start.data(), start.size()));
   return start.size() > byte_order_mark(start);
 }
 
-int64_t line_of(const std::string& file, int64_t offset) {
-  const auto text = open_source(file);
+int64_t line_of(const std::string& file, int64_t offset, const Columns& columns) {
+  const auto text = open_source(file, columns);
   std::string block(size_t{1} << 20, '\0');
   int64_t lines = 1;
   for (int64_t at = 0; at < offset;) {

@@ -1,7 +1,12 @@
-// Decompression of .gz and .zst with zlib and libzstd. Consecutive members or frames form one text.
+// Decompression with zlib, libzstd and libsnappy. Consecutive members or frames form one text.
+#include "data/unpack.h"
+
+#include <snappy-c.h>
 #include <zlib.h>
 #include <zstd.h>
 #include <zstd_errors.h>
+
+#include <algorithm>
 
 #include "data/byte_stream.h"
 
@@ -121,6 +126,48 @@ std::unique_ptr<ByteSource> open_gzip(const std::string& file, const std::atomic
 }
 std::unique_ptr<ByteSource> open_zstd(const std::string& file, const std::atomic<bool>* cancelled) {
   return std::make_unique<ZstdFile>(file, cancelled);
+}
+
+namespace {
+
+std::string unpack_gzip_block(std::string_view packed, std::span<char> out) {
+  z_stream stream{};
+  TRAINER_CHECK(inflateInit2(&stream, 32 + MAX_WBITS) == Z_OK, "zlib can be initialised");  // 32: gzip or zlib
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed.data()));
+  stream.avail_in = static_cast<uInt>(packed.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  int status = inflate(&stream, Z_FINISH);
+  while (status == Z_STREAM_END && stream.avail_in > 0 && inflateReset(&stream) == Z_OK)  // another member
+    status = inflate(&stream, Z_FINISH);
+  const bool whole = status == Z_STREAM_END && stream.avail_out == 0;
+  inflateEnd(&stream);
+  return whole ? "" : "corrupt gzip data";
+}
+
+}  // namespace
+
+std::string unpack_block(Codec codec, std::string_view packed, std::span<char> out) {
+  switch (codec) {
+    case Codec::none:
+      if (packed.size() != out.size()) return format("{} bytes, expected {}", packed.size(), out.size());
+      std::ranges::copy(packed, out.begin());
+      return "";
+    case Codec::snappy: {
+      size_t bytes = 0;
+      if (snappy_uncompressed_length(packed.data(), packed.size(), &bytes) != SNAPPY_OK || bytes != out.size())
+        return "corrupt snappy data";
+      return snappy_uncompress(packed.data(), packed.size(), out.data(), &bytes) == SNAPPY_OK ? ""
+                                                                                              : "corrupt snappy data";
+    }
+    case Codec::gzip:
+      return unpack_gzip_block(packed, out);
+    case Codec::zstd:
+      return ZSTD_decompress(out.data(), out.size(), packed.data(), packed.size()) == out.size()
+                 ? ""
+                 : "corrupt Zstandard data";
+  }
+  return "unknown compression";
 }
 
 }  // namespace trainer::data

@@ -59,7 +59,7 @@ CASES = [
     # kinds of files
     data("empty text", {"text.txt": ""}, "text.txt: the file is empty"),
     *[data(f"data in {name}", {name: content}, f'"{name}"', remedy, "data.format", sets=[f"data.train={name}"])
-      for name, content, remedy in (("books.tar.gz", gzip.compress(b"a"), "tar"), ("t.parquet", "PAR1", "duckdb"), ("t.csv", "a,b\n", "to .jsonl"),
+      for name, content, remedy in (("books.tar.gz", gzip.compress(b"a"), "tar"), ("t.csv", "a,b\n", "to .jsonl"),
                                     ("t.idx", b"MMIDIDX\0\0", ".bin file"), ("t.npy", b"\x93NUMPY", "uint16"), ("enwik8", "a b\n", "rename"))],
     data("text that is gzip-compressed data", {"a.txt": gzip.compress(b"a b c\n" * 99)}, "a.txt: offset 0", "gunzip",
          sets=["data.train=a.txt", "data.format=text"]),

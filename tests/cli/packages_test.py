@@ -105,7 +105,7 @@ class Version(unittest.TestCase):
         self.assertEqual(json.loads(output(rig.TRAINER, "--json", "-V")), found)
         self.assertEqual(text.splitlines()[0], f"trainer {found['version']} (commit {found['commit'] or 'unknown'})")
         self.assertRegex(found["compiler"], r"^(GCC|Clang) \d+\.\d+\.\d+$")
-        self.assertEqual(set(found["libraries"]), {"fmt", "nlohmann-json", "toml++", "CLI11", "PCRE2", "xxHash", "zlib", "zstd", "SentencePiece"})
+        self.assertEqual(set(found["libraries"]), {"fmt", "nlohmann-json", "toml++", "CLI11", "PCRE2", "xxHash", "zlib", "zstd", "snappy", "SentencePiece"})
         for name, version in found["libraries"].items():
             self.assertRegex(version, r"^\d+\.\d+", name)
             self.assertIn(f"{name} {version}", text)
@@ -122,7 +122,7 @@ class Version(unittest.TestCase):
     @needs("dpkg-query")
     def test_the_versions_of_libraries_are_those_of_the_packages(self):
         found = json.loads(output(rig.TRAINER, "--version", "--json"))["libraries"]
-        for name, package in (("fmt", "libfmt-dev"), ("PCRE2", "libpcre2-dev"), ("zstd", "libzstd-dev"), ("CLI11", "libcli11-dev"),
+        for name, package in (("fmt", "libfmt-dev"), ("PCRE2", "libpcre2-dev"), ("zstd", "libzstd-dev"), ("snappy", "libsnappy-dev"), ("CLI11", "libcli11-dev"),
                               ("SentencePiece", "libsentencepiece-dev"), ("nlohmann-json", "nlohmann-json3-dev")):
             version = subprocess.run(["dpkg-query", "-W", "-f=${Version}", package], capture_output=True, text=True).stdout
             if version:

@@ -3,13 +3,10 @@
 import array
 import fcntl
 import gzip
-import importlib.util
 import json
 import os
 import pathlib
 import random
-import re
-import shlex
 import shutil
 import signal
 import struct
@@ -238,30 +235,6 @@ class Tokenize(rig.Runs):
         self.assertIn("1 file is empty and was skipped, the first: none.jsonl", stderr)
         self.train("run.dir=one", *sets, "data.train=many.jsonl", max_steps=2)
         self.assert_same_run(2, "run", "one")
-
-    def test_the_manual_reads_parquet(self):
-        """Runs the manual's commands whose library this Python has."""
-        readme = (pathlib.Path(rig.__file__).parents[2] / "docs/data.md").read_text()
-        lines = re.split(r"^(?=python3 )", readme.partition("```shell\n")[2].partition("```")[0], flags=re.M)[1:]
-        self.assertEqual(len(lines), 2)
-        texts = ["the cat sat", 'on "a" mat', "naïve\n\nwords"]
-        (self.folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        self.tokenize("web.jsonl", output="plain")
-        make = {"duckdb": "import duckdb; duckdb.sql(\"copy (select text from 'web.jsonl') to 'web/a.parquet' (format parquet)\")",
-                "pyarrow": "import pyarrow.json, pyarrow.parquet as p; p.write_table(pyarrow.json.read_json('web.jsonl'), 'web/a.parquet')"}
-        (self.folder / "web").mkdir()
-        found = [library for library in make if importlib.util.find_spec(library)]
-        for library in found:
-            subprocess.run([sys.executable, "-c", make[library]], cwd=self.folder, check=True)
-            line, = (line for line in lines if library in line)
-            for word, ours in (("python3", sys.executable), ("build/trainer", rig.TRAINER), ("data/gpt2", "tokens/tokenizer.model"),
-                               ("--output tokens", f"--output {library}")):
-                self.assertIn(word, line)
-                line = line.replace(word, shlex.quote(str(ours)) if " " not in word else ours)
-            subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=self.folder, check=True, capture_output=True)
-            self.assert_same_tokens(library, "plain")
-        if not found:
-            self.skipTest("neither duckdb nor pyarrow")
 
     def test_every_format_of_tokens_trains_the_same_model(self):
         ids = self.ids()

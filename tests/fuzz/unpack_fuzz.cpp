@@ -16,7 +16,7 @@ constexpr size_t kMost = size_t{8} << 20;  // a few bytes may unpack to gigabyte
 std::pair<std::string, bool> read(const std::string& file, size_t part) {
   std::string text;
   const bool whole = fuzz::accepted({Code::data}, [&] {
-    const auto source = data::open_source(file);
+    const auto source = data::open_source(file, {});
     std::string block(part, '\0');
     while (text.size() < kMost) {
       const size_t got = source->read_at(static_cast<int64_t>(text.size()), block.data(), part);

@@ -29,6 +29,9 @@ TEST(FileKind, CompressionFollowsFromTheEndOfTheName) {
   EXPECT_EQ(packing_of("a.jsonl.zst"), Packing::zstd);
   for (const char* path : {"a", "gz", ".gz", "a.gz.txt", "a.tgz"}) EXPECT_EQ(packing_of(path), Packing::none) << path;
   EXPECT_EQ(file_kind("a.gz", DataFormat::jsonl), FileKind::json_lines);
+  EXPECT_EQ(packing_of("d/a.Parquet"), Packing::parquet);
+  for (const DataFormat stated : {DataFormat::automatic, DataFormat::text, DataFormat::tokens})
+    EXPECT_EQ(file_kind("a.parquet", stated), FileKind::json_lines);
 }
 
 TEST(FileKind, ReportsTheRemedyForOtherKinds) {
@@ -36,7 +39,6 @@ TEST(FileKind, ReportsTheRemedyForOtherKinds) {
                       {"d/a.CSV", ".csv", ".txt, .text, .md", ".jsonl, .ndjson", ".bin", "to .jsonl", "--format text"});
   tests::expect_parts(unknown_kind("a.bin.gz"), {".bin.gz files", "unpack it first"});
   tests::expect_parts(unknown_kind("a.csv.gz"), {".csv.gz files", "to .jsonl"});
-  tests::expect_parts(unknown_kind("a.parquet"), {"duckdb", "tokenize --input -"});
   tests::expect_parts(unknown_kind("enwik8"), {"enwik8", "without an extension"});
 }
 

@@ -50,7 +50,7 @@ constexpr Packer kPackers[] = {{".gz", gzip}, {".zst", zstd}};
 
 /// Returns the text of an input, read in parts of this size.
 std::string all_of(const std::string& file, size_t part) {
-  const auto source = open_source(file);
+  const auto source = open_source(file, {});
   std::string text, block(part, '\0');
   while (const size_t got = source->read_at(static_cast<int64_t>(text.size()), block.data(), part))
     text.append(block, 0, got);
@@ -74,7 +74,7 @@ TEST(ByteSource, UnpacksMembersAndFramesAsOneText) {
     for (const std::string& file : {one, many}) {
       for (const size_t part : {size_t{999}, size_t{1} << 20, size_t{3} << 20})
         ASSERT_TRUE(all_of(file, part) == text) << file << " in parts of " << part;
-      EXPECT_EQ(text_bytes(file), static_cast<int64_t>(text.size()));
+      EXPECT_EQ(text_bytes(file, {}), static_cast<int64_t>(text.size()));
     }
   }
   // A skippable frame, such as pzstd writes first.
@@ -86,7 +86,7 @@ TEST(ByteSource, ReadsOnFromAPlaceAndKeepsItsWindow) {
   TempFolder folder;
   const std::string& text = novel();
   for (const auto& [extension, pack] : kPackers) {
-    const auto source = open_source(write(folder / fmt::format("a{}", extension), pack(text)));
+    const auto source = open_source(write(folder / fmt::format("a{}", extension), pack(text)), {});
     std::string block(100'000, '\0');
     for (const size_t offset : {size_t{0}, size_t{10}, size_t{500'000}}) {
       for (const size_t bytes : {size_t{100}, size_t{100'000}, size_t{50}}) {  // longer and shorter reads at one offset
