@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 
 #include "base/error.h"
 #include "checkpoint/folder.h"
@@ -55,15 +57,35 @@ void require_same_model(const Reader& one, const Reader& other) {
       if (text_of(mine, name) != text_of(others, name)) refuse(name, text_of(mine, name), text_of(others, name));
 }
 
-/// Reads one tensor of a checkpoint at a time.
+/// Returns how many times each checkpoint counts, see merge().
+std::vector<double> counts_of(const std::vector<Reader>& readers, double decay) {
+  std::vector<double> counts(readers.size(), 1.0);
+  if (decay == 1) return counts;
+  const auto step = [&](size_t i) { return readers[i].header().state.step; };
+  for (size_t i = 1; i < readers.size(); ++i)
+    if (step(i) <= step(i - 1))
+      throw Error(Code::checkpoint,
+                  format("{} is of step {}, but the older {} of step {}; with --decay, merge "
+                         "checkpoints of one run",
+                         readers[i].folder().string(), step(i), readers[i - 1].folder().string(), step(i - 1)));
+  for (size_t i = 0; i + 1 < readers.size(); ++i)
+    counts[i] = std::pow(
+        decay, static_cast<double>(step(readers.size() - 1) - step(i)) / static_cast<double>(step(1) - step(0)));
+  return counts;
+}
+
+/// Reads one tensor of a checkpoint at a time, which counts `count` times.
 class Source {
  public:
-  explicit Source(const Reader& reader) : shards_(reader.folder(), reader.manifest()), weights_(weights_of(reader)) {}
+  Source(const Reader& reader, double count)
+      : count(count), shards_(reader.folder(), reader.manifest()), weights_(weights_of(reader)) {}
 
   /// Fills `values`, which has elements of the stored type.
   void read(const StoredTensor& tensor, std::vector<std::byte>& values) {
     shards_.fill(tensor.slice(values.data()), *weights_.at(tensor.name));
   }
+
+  const double count;
 
  private:
   ShardReader shards_;
@@ -74,12 +96,14 @@ class Source {
 template <typename T>
 void average(const StoredTensor& tensor, std::vector<Source>& sources, std::vector<std::byte>& values) {
   std::vector<double> sums(static_cast<size_t>(tensor.shape.count()));
+  double total = 0;
   auto* elements = reinterpret_cast<T*>(values.data());
   for (Source& source : sources) {
     source.read(tensor, values);
-    for (size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(elements[i]);
+    total += source.count;
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += source.count * static_cast<double>(elements[i]);
   }
-  for (size_t i = 0; i < sums.size(); ++i) elements[i] = static_cast<T>(sums[i] / static_cast<double>(sources.size()));
+  for (size_t i = 0; i < sums.size(); ++i) elements[i] = static_cast<T>(sums[i] / total);
 }
 
 Snapshot header_of(const std::vector<Reader>& readers) {
@@ -97,9 +121,10 @@ Snapshot header_of(const std::vector<Reader>& readers) {
   return header;
 }
 
-void write_step(const std::vector<Reader>& readers, const fs::path& folder, Merged& done) {
+void write_step(const std::vector<Reader>& readers, const std::vector<double>& counts, const fs::path& folder,
+                Merged& done) {
   std::vector<Source> sources;
-  for (const Reader& reader : readers) sources.emplace_back(reader);
+  for (size_t i = 0; i < readers.size(); ++i) sources.emplace_back(readers[i], counts[i]);
   ShardWriter shard(folder / "weights-00000.shard", 0);
   std::vector<std::byte> values;
   for (const auto& [name, tensor] : weights_of(readers.back())) {
@@ -125,7 +150,7 @@ void write_step(const std::vector<Reader>& readers, const fs::path& folder, Merg
 
 }  // namespace
 
-Merged merge(std::span<const fs::path> paths, const fs::path& output) {
+Merged merge(std::span<const fs::path> paths, const fs::path& output, double decay) {
   TRAINER_CHECK(!paths.empty(), "merge() requires checkpoints");
   std::vector<std::pair<int64_t, fs::path>> folders;  // with their times
   for (const fs::path& path : paths) {
@@ -142,9 +167,12 @@ Merged merge(std::span<const fs::path> paths, const fs::path& output) {
       if (std::error_code none; fs::equivalent(readers[i].folder(), readers[j].folder(), none))
         throw Error(Code::checkpoint, format("{}: named twice", readers[i].folder().string()));
   }
+  const std::vector<double> counts = counts_of(readers, decay);
+  const double total = std::accumulate(counts.begin(), counts.end(), 0.0);
   Merged done;
   for (const Reader& reader : readers) done.sources.push_back(reader.folder());
-  write_new_folder(output, [&](const fs::path& folder) { write_step(readers, folder, done); });
+  for (const double count : counts) done.shares.push_back(count / total);
+  write_new_folder(output, [&](const fs::path& folder) { write_step(readers, counts, folder, done); });
   return done;
 }
 

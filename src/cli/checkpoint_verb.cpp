@@ -34,12 +34,19 @@ int strip(const CheckpointOptions& o) {
 
 int merge(const CheckpointOptions& o) {
   const std::vector<std::filesystem::path> paths(o.merged.begin(), o.merged.end());
-  const checkpoint::Merged done = checkpoint::merge(paths, o.output);
+  const checkpoint::Merged done = checkpoint::merge(paths, o.output, o.decay);
   json sources = json::array();
   for (const auto& source : done.sources) sources.push_back(source.string());
-  print_result(o, {{"sources", sources}, {"folder", o.output}, {"tensors", done.tensors}, {"bytes", done.bytes}},
-               format("{}: {} tensors, {} bytes: the mean of {} checkpoints\n", o.output, done.tensors, done.bytes,
-                      done.sources.size()));
+  std::string shares;
+  for (const double share : done.shares) shares += format("{}{:.3f}", shares.empty() ? ", weighted " : " ", share);
+  print_result(o,
+               {{"sources", sources},
+                {"shares", done.shares},
+                {"folder", o.output},
+                {"tensors", done.tensors},
+                {"bytes", done.bytes}},
+               format("{}: {} tensors, {} bytes: the mean of {} checkpoints{}\n", o.output, done.tensors, done.bytes,
+                      done.sources.size(), o.decay < 1 ? shares : ""));
   return 0;
 }
 

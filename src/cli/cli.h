@@ -109,6 +109,7 @@ struct CheckpointOptions {
   ConfigOptions config;
   std::string checkpoint, output;       // output: for strip, merge, export, import
   std::vector<std::string> merged;      // merge
+  double decay = 1;                     // merge
   std::string input, format;            // import; export, import
   std::string dtype = "fp32";           // export
   int64_t shard_bytes = 5'000'000'000;  // export

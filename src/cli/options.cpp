@@ -246,6 +246,13 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   CLI::App& from = add_action(verb, "import", "convert a Hugging Face model to a checkpoint");
   CLI::Option* merged =
       add_path(merge, "checkpoints", o.merged, "CKPT", "merge these step, checkpoints or run folders")->required();
+  merge
+      .add_option("--decay", o.decay,
+                  "weight a checkpoint by D to the power of its distance to the newest, in distances of the first two; "
+                  "1: equally")
+      ->type_name("D")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str();
   for (CLI::App* action : {&strip, &merge, &from})
     add_path(*action, action == &merge ? "-o,--output" : "--output", o.output, "DIR",
              "write to this folder, which must not exist yet")

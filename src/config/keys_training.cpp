@@ -80,10 +80,13 @@ void declare_optim(std::vector<Key>& keys) {
                 {.range = at_least(0), .unit = "steps", .derived = "5 % of the run, at most 2000"},
                 "Steps over which the learning rate rises linearly.");
   optim.choice("schedule", &Optim::schedule, Schedule::cosine, {"cosine", "linear", "wsd", "constant"},
-               "Decay of the learning rate to min_lr; wsd: constant at lr, then linear decay at the end; constant: no "
-               "decay.");
+               "Decay of the learning rate to min_lr; wsd: constant at lr, then decay at the end; constant: no decay.");
   optim.number("decay_fraction", &Optim::decay_fraction, 0.2, {.range = {.min = 0, .max = 1, .open_min = true}},
                "wsd: fraction of the run, at its end, in which the learning rate decays.");
+  optim.integer("decay_steps", &Optim::decay_steps, 0, {.range = at_least(0), .unit = "steps"},
+                "wsd: length of the decay instead of decay_fraction; 0: that.");
+  optim.choice("decay_shape", &Optim::decay_shape, DecayShape::linear, {"linear", "sqrt"},
+               "wsd: shape of the decay; sqrt: after a share p of it, a share sqrt(p) of the way to min_lr.");
   optim.number("beta1", &Optim::beta1, 0.9, {.range = fraction()}, "AdamW: decay rate of the first moment.");
   optim.number("beta2", &Optim::beta2, 0.95, {.range = fraction()}, "AdamW: decay rate of the second moment.");
   optim.number("eps", &Optim::eps, 1e-8, {.range = above(0)}, "AdamW: added to the square root of the second moment.");

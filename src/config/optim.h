@@ -7,6 +7,7 @@
 namespace trainer::config {
 
 enum class Schedule { cosine, linear, wsd, constant };
+enum class DecayShape { linear, sqrt };
 enum class Moments { fp32, bf16 };
 enum class OptimizerName { adamw, muon, sgd };
 enum class Decay { plain, cautious };
@@ -19,7 +20,9 @@ struct Optim {
   double lr = 0, min_lr = 0;  // resolve() turns a negative min_lr into lr / 10
   int64_t warmup_steps = 0;   // resolve() turns a negative number into a share of the steps
   Schedule schedule = Schedule::cosine;
-  double decay_fraction = 0;  // wsd: fraction of the steps in the final decay
+  double decay_fraction = 0;                    // wsd: fraction of the steps in the final decay
+  int64_t decay_steps = 0;                      // wsd: its steps instead of decay_fraction; 0: that
+  DecayShape decay_shape = DecayShape::linear;  // wsd
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
   Moments moments = Moments::fp32;
   bool overlap = true;
@@ -39,6 +42,9 @@ struct Muon {
   Compute compute = Compute::automatic;   // operand type of the GEMMs
   MuonOwners owners = MuonOwners::all;
 };
+
+/// Returns the steps of wsd's final decay in a run of `steps`; the warm-up may leave fewer.
+int64_t final_decay(const Optim& optim, int64_t steps);
 
 struct Sgd {
   double momentum = 0;

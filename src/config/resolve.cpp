@@ -155,4 +155,9 @@ void resolve_world(Config& config, int64_t world) {
   if (config.parallel.data == 0) config.parallel.data = world / ranks_of_replica(config);
 }
 
+int64_t final_decay(const Optim& optim, int64_t steps) {
+  if (optim.decay_steps > 0) return optim.decay_steps;
+  return static_cast<int64_t>(std::round(optim.decay_fraction * static_cast<double>(steps)));
+}
+
 }  // namespace trainer::config

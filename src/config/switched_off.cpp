@@ -13,10 +13,12 @@ void warn_of_switched_off_keys(const Config& c) {
   const bool validates = !c.data.val.empty() || !c.data.validation.empty() || c.data.val_fraction > 0;
   const bool scaled = c.model.rope_type != RopeType::plain, llama3 = c.model.rope_type == RopeType::llama3,
              yarn = c.model.rope_type == RopeType::yarn;
+  const bool wsd = c.optim.schedule == Schedule::wsd;
   const bool decays = c.optim.weight_decay > 0 || (c.optim.name == OptimizerName::muon && c.muon.weight_decay > 0);
   constexpr const char *kScaled = "only a model.rope_type other than \"default\" uses it",
                        *kLlama3 = "only model.rope_type = \"llama3\" uses it",
-                       *kYarn = "only model.rope_type = \"yarn\" uses it";
+                       *kYarn = "only model.rope_type = \"yarn\" uses it",
+                       *kWsd = "only optim.schedule = \"wsd\" uses it";
   // "autoddl" may have any axes; its specs say which.
   const bool copies = c.parallel.strategy == StrategyName::megatron_1d && c.parallel.context == 1,
              whole = c.parallel.context == 1 && c.parallel.strategy != StrategyName::autoddl,
@@ -45,7 +47,10 @@ void warn_of_switched_off_keys(const Config& c) {
       {whole, "parallel", "context_heads", "no ranks share sequences: parallel.context = 1"},
       {whole, "parallel", "context_kv", "no ranks share sequences: parallel.context = 1"},
       {by_heads, "parallel", "context_kv", "ranks that share sequences split heads, not tokens"},
-      {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" uses it"},
+      {!wsd, "optim", "decay_fraction", kWsd},
+      {!wsd, "optim", "decay_steps", kWsd},
+      {!wsd, "optim", "decay_shape", kWsd},
+      {wsd && c.optim.decay_steps > 0, "optim", "decay_fraction", "optim.decay_steps is set"},
       {!decays, "optim", "decay", "weight_decay is 0"},
       {c.sgd.momentum == 0, "sgd", "nesterov", "sgd.momentum is 0"},
       {c.model.tie_embeddings.value(), "optim", "head_lr", "the head is the embedding: model.tie_embeddings = true"},

@@ -166,13 +166,14 @@ void check_schedule(const Config& config, int64_t steps, Checker& checker) {
                   {"optim.warmup_steps", "train.steps", "train.tokens", "train.global_batch", "model.seq_len"},
                   "a warm-up of {} steps is longer than the run of {} steps of {} tokens; shorten it",
                   optim.warmup_steps, steps, config.train.global_batch * config.model.seq_len);
-  const auto decay = static_cast<int64_t>(std::round(optim.decay_fraction * static_cast<double>(steps)));
-  checker.require(
-      optim.schedule != Schedule::wsd || optim.warmup_steps > steps || optim.warmup_steps + decay <= steps,
-      {"optim.decay_fraction", "optim.warmup_steps", "optim.schedule", "train.steps", "train.tokens",
-       "train.global_batch", "model.seq_len"},
-      "a warm-up of {} steps and a final decay over {} of {} steps (decay_fraction = {}) overlap; shorten one of them",
-      optim.warmup_steps, decay, steps, optim.decay_fraction);
+  const int64_t decay = final_decay(optim, steps);
+  checker.require(optim.schedule != Schedule::wsd || optim.warmup_steps > steps || optim.warmup_steps + decay <= steps,
+                  {optim.decay_steps > 0 ? "optim.decay_steps" : "optim.decay_fraction", "optim.warmup_steps",
+                   "optim.schedule", "train.steps", "train.tokens", "train.global_batch", "model.seq_len"},
+                  "a warm-up of {} steps and a final decay over {} of {} steps ({}) overlap; shorten one of them",
+                  optim.warmup_steps, decay, steps,
+                  optim.decay_steps > 0 ? format("decay_steps = {}", optim.decay_steps)
+                                        : format("decay_fraction = {}", optim.decay_fraction));
 }
 
 bool is_there(const std::filesystem::path& path) {

@@ -15,18 +15,17 @@ double learning_rate(const config::Optim& optim, int64_t total_steps, int64_t st
   if (optim.schedule == config::Schedule::constant) return optim.lr;
   if (step > total_steps) return optim.min_lr;
 
+  const bool wsd = optim.schedule == config::Schedule::wsd;
   int64_t decay_steps = total_steps - warmup;
-  if (optim.schedule == config::Schedule::wsd) {
-    const double target = std::round(optim.decay_fraction * static_cast<double>(total_steps));
-    decay_steps = static_cast<int64_t>(std::clamp(target, 0.0, static_cast<double>(decay_steps)));
-  }
+  if (wsd) decay_steps = std::min(decay_steps, config::final_decay(optim, total_steps));
   const int64_t done = step - 1 - (total_steps - decay_steps);
   if (done <= 0) return optim.lr;
   const double p = static_cast<double>(done) / static_cast<double>(decay_steps);
   if (optim.schedule == config::Schedule::cosine) {
     return optim.min_lr + (optim.lr - optim.min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * p));
   }
-  return optim.lr + (optim.min_lr - optim.lr) * p;
+  const bool root = wsd && optim.decay_shape == config::DecayShape::sqrt;
+  return optim.lr + (optim.min_lr - optim.lr) * (root ? std::sqrt(p) : p);
 }
 
 }  // namespace trainer::run

@@ -82,6 +82,29 @@ TEST(Merge, WeightsAreTheMeanRoundedOnce) {
                [&] { Reader(folder / "out/mean").load(all.slices, {}); });
 }
 
+TEST(Merge, DecayWeightsBySteps) {
+  TempFolder folder;
+  const std::vector<fs::path> steps = {saved(folder / "a", 100), saved(folder / "b", 200), saved(folder / "c", 400)};
+  const double shares[] = {0.28712091374556914, 0.31902323749507683, 0.39385584875935403};
+  const Merged done = merge(steps, folder / "ema", 0.9);
+  ASSERT_EQ(done.shares.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_DOUBLE_EQ(done.shares[i], shares[i]);
+  for (const Spec& spec : kWeights) {
+    const std::vector<double> mean = values_of(folder / "ema", spec);
+    std::vector<double> expected(mean.size());
+    for (size_t k = 0; k < 3; ++k) {
+      const std::vector<double> values = values_of(steps[k], spec);
+      for (size_t i = 0; i < values.size(); ++i) expected[i] += shares[k] * values[i];
+    }
+    const double rounding = spec.dtype == DType::f64 ? 1e-13 : 2e-5;  // of values up to 256
+    for (size_t i = 0; i < mean.size(); ++i) ASSERT_NEAR(mean[i], expected[i], rounding) << spec.name << " " << i;
+  }
+  EXPECT_EQ(merge(std::vector{steps[0]}, folder / "one", 0.5).shares, std::vector<double>{1});
+  expect_error(Code::checkpoint, {"is of step 100", "of step 400", "--decay"}, [&] {
+    merge(std::vector<fs::path>{steps[2], saved(folder / "d", 100)}, folder / "out", 0.9);
+  });
+}
+
 TEST(Merge, OneCheckpointKeepsItsWeights) {
   TempFolder folder;
   const fs::path step = saved(folder / "run", 5);

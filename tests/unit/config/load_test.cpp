@@ -254,6 +254,11 @@ TEST(Load, WarnsOfValuesThatAnotherKeySwitchesOff) {
   expect_parts(warnings.lines[1], {"x.toml:8:18: optim.decay_fraction: ", "optim.schedule = \"wsd\""});
   expect_parts(warnings.lines[2], {"--set train.eval_interval=10: ", "data.val, data.val_fraction"});
   warnings.lines.clear();
+  load_text(data + "[optim]\nschedule = 'wsd'\ndecay_fraction = 0.1\ndecay_steps = 3\n[train]\nsteps = 100\n", "x.toml",
+            {});
+  ASSERT_EQ(warnings.lines.size(), 1u);
+  expect_parts(warnings.lines[0], {"optim.decay_fraction: ", "optim.decay_steps is set"});
+  warnings.lines.clear();
   const tests::TempFolder folder;
   const std::string tokens = "[data]\ntrain = \"" + tests::write(folder / "tokens.bin", std::string(4096, '\1')) +
                              "\"\nvocab_size = 300\n";  // without a tokenizer there is no text to generate

@@ -61,6 +61,31 @@ TEST(Schedule, WsdStaysThenFallsOverItsLastShare) {
   EXPECT_DOUBLE_EQ(learning_rate(optim, 100, 100), 1e-3 - 9e-4 * 19 / 20);
 }
 
+TEST(Schedule, WsdMayFallByTheRootOfItsShare) {
+  config::Optim optim = make(config::Schedule::wsd, 10, 0.2);
+  optim.lr = 1;
+  optim.min_lr = 0.1;
+  optim.decay_shape = config::DecayShape::sqrt;
+  EXPECT_EQ(learning_rate(optim, 100, 81), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(optim, 100, 82), 0.79875388202501896);
+  EXPECT_DOUBLE_EQ(learning_rate(optim, 100, 90), 0.39626164607505676);
+  EXPECT_DOUBLE_EQ(learning_rate(optim, 100, 100), 0.12278850896719329);
+  EXPECT_EQ(learning_rate(optim, 100, 101), 0.1);
+  config::Optim linear = make(config::Schedule::linear, 10);
+  linear.decay_shape = config::DecayShape::sqrt;  // wsd only
+  EXPECT_DOUBLE_EQ(learning_rate(linear, 100, 56), 5.5e-4);
+}
+
+TEST(Schedule, WsdDecaysForTheStatedSteps) {
+  config::Optim steps = make(config::Schedule::wsd, 10, 0.9);
+  steps.decay_steps = 20;
+  const config::Optim fraction = make(config::Schedule::wsd, 10, 0.2);
+  for (int64_t step = 1; step <= 110; ++step)
+    EXPECT_EQ(learning_rate(steps, 100, step), learning_rate(fraction, 100, step)) << step;
+  steps.decay_steps = 1000;  // bounded by the warm-up
+  EXPECT_EQ(learning_rate(steps, 100, 56), learning_rate(make(config::Schedule::wsd, 10, 1.0), 100, 56));
+}
+
 TEST(Schedule, WsdDecayIsBoundedByTheWarmUpAndMayBeAbsent) {
   const config::Optim whole = make(config::Schedule::wsd, 10, 1.0), linear = make(config::Schedule::linear, 10);
   for (int64_t step = 1; step <= 110; ++step) {
