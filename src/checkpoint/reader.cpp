@@ -180,7 +180,7 @@ namespace {
 void compare(const std::string& what, const std::string& before, const std::string& now, const std::string& remedy,
              bool allow) {
   if (before == now || before.empty() || now.empty()) return;
-  const std::string text = format("{} (hash {}, now {})", what, before, now);
+  const std::string text = format("{} (stored {}, now {})", what, before, now);
   if (!allow)
     throw Error(Code::checkpoint,
                 format("{}; {}, or accept the difference with checkpoint.allow_other_data = true", text, remedy));
@@ -256,7 +256,7 @@ void add_obstacles(const ModelKeys& dense, const ModelKeys& run, std::vector<std
 void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::path& folder,
                       const std::function<bool(const std::string& key)>& chosen) {
   std::vector<std::string> problems;
-  std::string remedy;
+  std::string remedy, extra;
   const config::Family* const family = config::find_family(value_of(stored.model_keys, "arch"));
   const bool learned = family != nullptr && family->facts.positions == config::Positions::learned;
   const bool same_type = value_of(stored.model_keys, "rope_type") == value_of(run.model_keys, "rope_type");
@@ -281,14 +281,19 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
       continue;
     }
     problems.push_back(problem);
-    if (before == kNone) continue;
+    if (before == kNone) {
+      extra += format(" model.{}", name);
+      continue;
+    }
     if (name == "vocab_size" && !stored.tokenizer.empty() && stored.tokenizer_hash != run.tokenizer_hash)
       remedy += format(" data.tokenizer={}", (folder / data::tokenizer_file_name(stored.tokenizer)).string());
     remedy += format(" {}.{}={}", name == "vocab_size" ? "data" : "model", name, before);
   }
-  if (!problems.empty())
-    throw Error(Code::checkpoint, format("the weights of {} are from a different model:{}\nSet the same keys: --set{}",
-                                         folder.string(), listed(problems), remedy));
+  if (problems.empty()) return;
+  if (!remedy.empty()) remedy = "\nSet the same keys: --set" + remedy;
+  if (!extra.empty()) remedy += "\nLeave out keys that the checkpoint does not have:" + extra;
+  throw Error(Code::checkpoint,
+              format("the weights of {} are from a different model:{}{}", folder.string(), listed(problems), remedy));
 }
 
 void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::path& folder, bool allow_other_data) {
@@ -316,21 +321,23 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
                        "continue from it; start from its weights: model.init_from = \"{}\", with a different run.dir",
                        folder.string(), stored.optimizer, run.optimizer, folder.string()));
   require_same_tokenizer(stored, run, folder, allow_other_data);
+  compare(format("data.chat_format differs from that of checkpoint {}", folder.string()), stored.special.chat_format,
+          run.special.chat_format, "restore it, or start a new run in a different run.dir", allow_other_data);
   const auto& sources = run.mixture.sources;
   if (!stored.mixture.sources.empty() && !sources.empty()) {  // one by one, since some may be added
     for (const auto& [name, source] : stored.mixture.sources) {
       const auto now = sources.find(name);
       compare(format("data.source \"{}\" differs from that of checkpoint {}", name, folder.string()), source.hash,
               now == sources.end() ? "none" : now->second.hash,
-              "restore its files and data.val_fraction, or start a new run in a different run.dir", allow_other_data);
+              "restore its files, packing and data.val_fraction, or start a new run in a different run.dir",
+              allow_other_data);
     }
     return;
   }
   compare(format("the training data differs from that of checkpoint {}", folder.string()), stored.data_hash,
           run.data_hash,
-          "restore the files of data.train and data.tokenizer, data.val_fraction and data.document, or start a new run "
-          "in a "
-          "different run.dir",
+          "restore the files of data.train and data.tokenizer, data.val_fraction, data.document, data.packing and "
+          "model.seq_len of packed data, or start a new run in a different run.dir",
           allow_other_data);
 }
 

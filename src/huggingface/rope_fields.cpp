@@ -210,11 +210,13 @@ void read_layer_rope(const Fields& fields, const config::Family& family, bool ha
                                         "and {}, or rope_theta and rope_scaling instead",
                                         kFull, kWindowed));
     const Fields full = types.object(kFull);
+    full.demand("partial_rotary_factor", 1.0);
     theta = base(full);
     Keys scaled;
     read_scaling(fields, full, "rope_parameters.full_attention", scaled);
     if (types.find(kWindowed) != nullptr) {
       const Fields window = types.object(kWindowed);
+      window.demand("partial_rotary_factor", 1.0);
       windowed = window.number("rope_theta", default_windowed);
       if (type_of(window, Scaling(window, "rope_parameters.sliding_attention")) != config::RopeType::plain)
         fields.refuse("rope_parameters.sliding_attention", "only layers without a window may have a scaled RoPE here");
@@ -222,9 +224,9 @@ void read_layer_rope(const Fields& fields, const config::Family& family, bool ha
     if (fields.number("rope_theta", theta) != theta)
       fields.refuse("rope_theta", format("{}, but rope_parameters.full_attention has {}; make them equal",
                                          fields.number("rope_theta", theta), theta));
-    if (fields.find(kScaling) != nullptr) {
-      Keys other;
-      read_scaling(fields, fields.object(kScaling), kScaling, other);
+    if (fields.find(kScaling) != nullptr || fields.has_null(kScaling)) {
+      Keys other;  // null: none, which is a scaling of its own
+      if (fields.find(kScaling) != nullptr) read_scaling(fields, fields.object(kScaling), kScaling, other);
       if (other.sets() != scaled.sets())
         fields.refuse(kScaling, "differs from rope_parameters.full_attention; make them equal");
     }

@@ -126,6 +126,7 @@ class Branch {
       dx = before_->backward(ex, dx, s.x, stats, shared.onto ? shared.onto : dy.x, grads);
     else
       ops::run(ex, ops::Add{.x = dx, .other = dy, .y = dx});
+    // A borrowed dy is of a parallel block, whose other branch owns it and keeps it until its weight_gradients().
     if (is_late && !late.dy.x) late.dy = std::move(dy);
     dy.reset();
     s = std::move(late);

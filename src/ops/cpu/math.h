@@ -3,6 +3,8 @@
 // multiple of ln 2, represented in two parts (Cody & Waite 1980), and evaluates a polynomial on |r| <= ln2/2. Errors in
 // f32 and f64 are 1.5 ulp for exp and 3 ulp for sigmoid, and about one ulp more without FMA. NaN stays NaN; exp(−inf) =
 // 0, exp(+inf) = inf, results below 2^−125 (f64: 2^−1021) are 0.
+#include <limits>
+
 #include "ops/cpu/simd.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -92,7 +94,10 @@ template <typename T>
   const Vec<T> near = vmax(splat<T>(-bound), vmin(splat<T>(bound), x));
   const Vec<T> square = near * near, linear = splat<T>(static_cast<T>(kGeluLinear));
   const WithSlope<T> s = sigmoid_with_slope<T>(near * fmadd(square, splat<T>(static_cast<T>(kGeluCubic)), linear));
-  return {x * s.value, fmadd(near * s.slope, fmadd(square, splat<T>(static_cast<T>(3 * kGeluCubic)), linear), s.value)};
+  // −∞ times a sigmoid of 0 would be NaN; products of finite x keep their bits.
+  const Vec<T> low = vmax(splat<T>(std::numeric_limits<T>::lowest()), x);
+  return {low * s.value,
+          fmadd(near * s.slope, fmadd(square, splat<T>(static_cast<T>(3 * kGeluCubic)), linear), s.value)};
 }
 
 /// The Gaussian distribution Φ and e^(−x²/2), from which gelu_erf and its derivative follow. A C library's erf does not

@@ -51,7 +51,10 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
         Code::checkpoint,
         {format("{}: {} in the checkpoint, the run has {}", key, value, before), format("model.{}={}", key, value)},
         [&] { require_same_use(with, without, "step-1", nothing); });
-    expect_error(Code::checkpoint, {format("{}: {} in the checkpoint, the run has {}", key, before, value)},
+    const std::string remedy = before == "none"
+                                   ? format("Leave out keys that the checkpoint does not have: model.{}", key)
+                                   : format("--set model.{}={}", key, before);
+    expect_error(Code::checkpoint, {format("{}: {} in the checkpoint, the run has {}", key, before, value), remedy},
                  [&] { require_same_use(without, with, "step-1", nothing); });
     require_same_use(with, with, "step-1", nothing);
     if (may_be_chosen) require_same_use(without, with, "step-1", it);

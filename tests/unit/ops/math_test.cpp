@@ -115,6 +115,7 @@ TYPED_TEST(VectorMath, HandlesInfinitiesAndNan) {
   EXPECT_EQ(grad(T(1e30)), T(1));
   EXPECT_EQ(grad(T(-1e30)), T(0));
   EXPECT_TRUE(std::isnan(grad(nan)));
+  EXPECT_EQ(lane<T>([](Vec<T> v) { return gelu_with_slope<T>(v).value; }, -inf), T(0));
   const auto exact = [](T x) { return lane<T>([](Vec<T> v) { return vgelu_erf(v); }, x); };
   const auto exact_grad = [](T x) { return lane<T>([](Vec<T> v) { return vgelu_erf_grad(v); }, x); };
   EXPECT_EQ(exact(inf), inf);
