@@ -7,7 +7,7 @@ namespace trainer::checkpoint {
 
 struct Merged {
   std::vector<std::filesystem::path> sources;  // the step folders that were read, the oldest first
-  std::vector<double> shares;                  // of the sources in the weights; their sum is 1
+  std::vector<double> shares;                  // the sources' shares in the weights; their sum is 1
   int64_t tensors = 0, bytes = 0;
 };
 /// Writes a step folder whose weights are the mean of those of several checkpoints of one model, added in fp64 in the

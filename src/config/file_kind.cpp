@@ -28,9 +28,9 @@ constexpr Other kOthers[] = {
     {".tar", "unpack it first (tar)"},
     {".tgz", "unpack it first (tar)"},
     {".json", "convert it to .jsonl: one JSON object per line, one text in each"},
-    {".csv", "convert it to .jsonl: one JSON object per line, one text in each"},
-    {".tsv", "convert it to .jsonl: one JSON object per line, one text in each"},
-    {".arrow", "convert it to .jsonl: one JSON object per line, one text in each"},
+    {".csv", "convert it to .parquet, or to .jsonl: one JSON object per line, one text in each"},
+    {".tsv", "convert it to .parquet, or to .jsonl: one JSON object per line, one text in each"},
+    {".arrow", "convert it to .parquet, or to .jsonl: one JSON object per line, one text in each"},
     {".idx", "name the .bin file next to it"},
     {".npy", "write its numbers to a .bin file as uint16"},
 };

@@ -17,6 +17,7 @@ namespace {
 using namespace parquet;
 
 constexpr size_t kLongestRow = size_t{1} << 30;
+constexpr uint32_t kLargestFooter = uint32_t{256} << 20;
 
 void append_literal(std::string_view text, std::string& out) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -92,6 +93,7 @@ class ParquetSource final : public ByteStream {
     uint32_t size = 0;
     std::memcpy(&size, end.data(), sizeof size);
     if (size > bytes_ - 12) damaged(format("a footer of {} bytes in a file of {}", size, bytes_));
+    if (size > kLargestFooter) damaged(format("a footer of {} bytes (at most {} are expected)", size, kLargestFooter));
     return at(bytes_ - 8 - size, size);
   }
 
@@ -103,12 +105,13 @@ class ParquetSource final : public ByteStream {
           damaged(format("column \"{}\", row group {}: more entries than its {} rows need", table_.leaves[i].path,
                          group_ - 1, rows_in_group_));
       columns_.clear();
+      budget_ = kMostOpen;
       if (group_ == table_.groups.size()) return false;
       const RowGroup& group = table_.groups[group_];
       row_in_group_ = 0;
       rows_in_group_ = group.rows;
       for (size_t i = 0; i < table_.leaves.size(); ++i)
-        columns_.emplace_back(file_, table_.leaves[i], group.chunks[i], group_);
+        columns_.emplace_back(file_, table_.leaves[i], group.chunks[i], group_, budget_);
     }
     row_ = "{";
     at_ = 0;
@@ -133,6 +136,14 @@ class ParquetSource final : public ByteStream {
     for (size_t i = node.first; i < node.last; ++i)
       if (columns_[i].rep() != rep) damaged_row(node, "its columns disagree on the lengths of lists");
   }
+  /// Values of this definition level or a higher one are at the cursors of all leaves below `node`.
+  void require_def(const Node& node, int level) const {
+    for (size_t i = node.first; i < node.last; ++i)
+      if (columns_[i].def() < level) damaged_row(node, "its columns disagree on what is null");
+  }
+  void require_length(const Node& node) const {
+    if (row_.size() > kLongestRow) damaged_row(node, "a row of more than 1 GiB");
+  }
   /// Moves all leaves below a value that is null or empty past it.
   void pass(const Node& node, int level) {
     for (size_t i = node.first; i < node.last; ++i) {
@@ -144,13 +155,16 @@ class ParquetSource final : public ByteStream {
   /// Appends the value at the cursors, which it moves past it: the assembly of records in Melnik et al. 2010 (Dremel).
   void append(const Node& node) {
     const Column& first = columns_[node.first];
+    require_length(node);
     if (first.ended()) damaged_row(node, "it ends early");
     if (first.def() < node.present) {
       row_ += "null";
       return pass(node, node.present);
     }
+    require_def(node, node.present);
     if (node.kind == Node::leaf) {
       append_value(table_.leaves[node.first], first.value());
+      require_length(node);
       return columns_[node.first].advance();
     }
     if (node.kind == Node::structure) {
@@ -166,10 +180,11 @@ class ParquetSource final : public ByteStream {
     if (first.def() < node.filled) {
       pass(node, node.filled);
     } else {
+      require_def(node, node.filled);
       append(node.children.front());
       while (first.rep() >= node.rep) {
-        if (row_.size() > kLongestRow) damaged_row(node, "a row of more than 1 GiB");
         require_rep(node, node.rep);
+        require_def(node, node.filled);
         row_ += ',';
         append(node.children.front());
       }
@@ -202,6 +217,7 @@ class ParquetSource final : public ByteStream {
   int64_t bytes_;
   Table table_;
   std::deque<Column> columns_;  // the current row group's leaves
+  int64_t budget_ = kMostOpen;  // bytes that columns_ may still open
   size_t group_ = 0;            // the row groups before have been opened
   int64_t row_in_group_ = 0, rows_in_group_ = 0, rows_read_ = 0;
   std::string row_;

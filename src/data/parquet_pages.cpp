@@ -13,7 +13,7 @@
 namespace trainer::data::parquet {
 namespace {
 
-constexpr int64_t kLargestPage = int64_t{1} << 30;
+constexpr int64_t kLargestPage = int64_t{1} << 30, kLargestHeader = int64_t{16} << 20;
 constexpr const char* kOtherEncodings = "write the file with plain or dictionary encoding";
 
 // Numbers of encodings.
@@ -73,9 +73,8 @@ struct PageHeader {
 };
 enum PageType { kData = 0, kIndexPage = 1, kDictionaryPage = 2, kData2 = 3 };
 
-PageHeader parse_header(std::string_view bytes) {
+PageHeader parse_header(Thrift& thrift) {
   PageHeader header;
-  Thrift thrift(bytes);
   thrift.fields([&](int id) {
     if (id == 1) header.type = thrift.integer();
     if (id == 2) header.unpacked = thrift.integer();
@@ -179,8 +178,11 @@ std::string_view Deltas::after() const {
   return copy.rest_;
 }
 
-std::span<char> Buffer::room(size_t bytes) {
+std::span<char> Buffer::room(size_t bytes, int64_t& budget) {
   if (bytes > capacity_) {
+    const auto more = static_cast<int64_t>(bytes - capacity_);
+    if (more > budget) unsupported("pages of one row group that take more than 4 GiB are", "write smaller pages");
+    budget -= more;
     bytes_.reset();
     bytes_.reset(new char[bytes]);
     capacity_ = bytes;
@@ -198,6 +200,7 @@ void Dictionary::assign(Type type, Buffer buffer, std::string_view bytes, int64_
     starts_.push_back(static_cast<uint32_t>(rest.data() - bytes.data()));
     plain_value(type, rest);
   }
+  if (!rest.empty()) damaged(format("{} bytes after the dictionary's last value", rest.size()));
 }
 
 Value Dictionary::at(uint32_t index) const {
@@ -208,36 +211,39 @@ Value Dictionary::at(uint32_t index) const {
 
 Values::Values(Type type, int64_t encoding, std::string_view bytes, const Dictionary* dictionary)
     : type_(type),
-      encoding_(encoding == kPlainDictionary ? kDictionary : encoding),
+      encoding_(encoding == kPlainDictionary ? int64_t{kDictionary} : encoding),
       rest_(bytes),
       dictionary_(dictionary) {
   const auto require = [&](bool fits) {
     if (!fits) unsupported(encoding_name(encoding) + " of this type is", kOtherEncodings);
   };
+  hybrid_ = Hybrid({}, 1);
+  const bool has_values = !bytes.empty();  // a page of nulls may have no bytes
   switch (encoding_) {
     case kPlain:
       break;
     case kDictionary:
       require(type != Type::boolean);
       if (dictionary == nullptr) damaged("dictionary indices without a dictionary");
-      // A page of nulls may have no bytes.
-      hybrid_ = bytes.empty() ? Hybrid({}, 1) : Hybrid(bytes.substr(1), static_cast<uint8_t>(bytes.front()));
+      if (has_values) hybrid_ = Hybrid(bytes.substr(1), static_cast<uint8_t>(bytes.front()));
       break;
     case kRle:
       require(type == Type::boolean);
-      hybrid_ = Hybrid(take(rest_, number<uint32_t>(take(rest_, 4))), 1);
+      if (has_values) hybrid_ = Hybrid(take(rest_, number<uint32_t>(take(rest_, 4))), 1);
       break;
     case kDelta:
       require(type == Type::int32 || type == Type::int64);
-      numbers_ = Deltas(rest_);
+      if (has_values) numbers_ = Deltas(rest_);
       break;
     case kDeltaTexts:
       require(type == Type::bytes);
+      if (!has_values) break;
       shared_ = Deltas(rest_);
       rest_ = shared_.after();
       [[fallthrough]];
     case kDeltaLengths:
       require(type == Type::bytes);
+      if (!has_values) break;
       numbers_ = Deltas(rest_);
       rest_ = numbers_.after();
       break;
@@ -273,15 +279,18 @@ Value Values::next() {
 
 void Values::finish() const {
   const bool has_texts = encoding_ == kDeltaLengths || encoding_ == kDeltaTexts;
-  if ((has_texts || (encoding_ == kPlain && type_ != Type::boolean)) && !rest_.empty())
-    damaged(format("{} bytes after the last value", rest_.size()));
+  const size_t used = type_ == Type::boolean ? (bit_ + 7) / 8 : 0;
+  if ((has_texts || encoding_ == kPlain) && rest_.size() > used)
+    damaged(format("{} bytes after the last value", rest_.size() - used));
+  if (!numbers_.is_at_end() || !shared_.is_at_end()) damaged("numbers after the last value");
 }
 
-Column::Column(const File& file, const Leaf& leaf, const Chunk& chunk, size_t row_group)
+Column::Column(const File& file, const Leaf& leaf, const Chunk& chunk, size_t row_group, int64_t& budget)
     : file_(file),
       leaf_(leaf),
       chunk_(chunk),
       row_group_(row_group),
+      budget_(budget),
       at_(chunk.begin),
       page_at_(at_),
       left_(chunk.entries) {
@@ -313,7 +322,7 @@ void Column::advance() try {
 }
 
 std::string_view Column::read(int64_t offset, int64_t bytes, Buffer& buffer) const {
-  const std::span<char> room = buffer.room(static_cast<size_t>(bytes));
+  const std::span<char> room = buffer.room(static_cast<size_t>(bytes), budget_);
   if (file_.read_at(offset, room.data(), room.size()) != room.size()) damaged("it ends within a page");
   return {room.data(), room.size()};
 }
@@ -321,7 +330,7 @@ std::string_view Column::read(int64_t offset, int64_t bytes, Buffer& buffer) con
 std::string_view Column::unpacked(std::string_view packed, int64_t bytes, Codec codec, Buffer& buffer) const {
   if (bytes == 0 || (codec == Codec::none && packed.size() == static_cast<size_t>(bytes)))
     return packed.substr(0, static_cast<size_t>(bytes));
-  const std::span<char> room = buffer.room(static_cast<size_t>(bytes));
+  const std::span<char> room = buffer.room(static_cast<size_t>(bytes), budget_);
   if (const std::string fault = unpack_block(codec, packed, room); !fault.empty()) damaged(fault);
   return {room.data(), room.size()};
 }
@@ -330,14 +339,15 @@ void Column::next_page() {
   page_at_ = at_;
   if (at_ >= chunk_.end) damaged(format("{} entries are missing at the end of its pages", left_));
   PageHeader header;
-  // A header has statistics with texts of any length.
+  // A header has statistics with texts, which some writers do not cut.
   for (int64_t window = 4096;; window *= 8) {
     const int64_t most = std::min(window, chunk_.end - at_);
+    Thrift thrift(read(at_, most, packed_));
     try {
-      header = parse_header(read(at_, most, packed_));
+      header = parse_header(thrift);
       break;
     } catch (const Error&) {
-      if (most < window || window > kLargestPage) throw;
+      if (!thrift.is_cut() || most < window || window >= kLargestHeader) throw;
     }
   }
   const int64_t body = at_ + static_cast<int64_t>(header.bytes);
@@ -388,6 +398,7 @@ void Column::read_dictionary(std::string_view packed, int64_t bytes, int64_t val
   if (encoding != kPlain && encoding != kPlainDictionary)
     unsupported("a dictionary in " + encoding_name(encoding) + " is", kOtherEncodings);
   if (leaf_.type == Type::boolean) unsupported("a dictionary of booleans is", kOtherEncodings);
+  if (has_dictionary_) damaged("a second dictionary");
   Buffer buffer;
   std::string_view body = unpacked(packed, bytes, chunk_.codec, buffer);
   if (body.data() == packed.data()) body = read(at_ - std::ssize(packed), bytes, buffer);  // not in packed_

@@ -63,6 +63,7 @@ class Deltas {
   Deltas() = default;
   explicit Deltas(std::string_view bytes);
   int64_t next();
+  bool is_at_end() const { return left_ == 0; }
   /// Returns the bytes after the numbers, of which none has been read yet.
   std::string_view after() const;
 
@@ -81,8 +82,9 @@ class Deltas {
 /// Bytes that are not initialised.
 class Buffer {
  public:
-  /// Returns room for `bytes`; discards what was in it.
-  std::span<char> room(size_t bytes);
+  /// Returns room for `bytes`; discards what was in it. Takes what it grows by from `budget`; throws Code::data if that
+  /// is less.
+  std::span<char> room(size_t bytes, int64_t& budget);
 
  private:
   std::unique_ptr<char[]> bytes_;
@@ -108,7 +110,8 @@ class Values {
   Values() = default;
   Values(Type type, int64_t encoding, std::string_view bytes, const Dictionary* dictionary);
   Value next();
-  /// Throws if the page has more values.
+  /// Throws if the page has more values. Indices, and booleans in runs, are not checked: their last run may be longer
+  /// than the page.
   void finish() const;
 
  private:
@@ -122,11 +125,15 @@ class Values {
   unsigned bit_ = 0;
 };
 
+/// The memory that the open pages and dictionaries of a row group's columns may take.
+constexpr int64_t kMostOpen = int64_t{4} << 30;
+
 /// A cursor over the entries of a chunk. Memory: one page and one dictionary.
 class Column {
  public:
-  /// Stands at the first entry. `file` and `leaf` must outlive the column.
-  Column(const File& file, const Leaf& leaf, const Chunk& chunk, size_t row_group);
+  /// Stands at the first entry. `budget`: the rest of kMostOpen, for all columns that are open. The references must
+  /// outlive the column.
+  Column(const File& file, const Leaf& leaf, const Chunk& chunk, size_t row_group, int64_t& budget);
   /// True after the last entry; both levels are 0 then.
   bool ended() const { return ended_; }
   int rep() const { return rep_; }
@@ -146,6 +153,7 @@ class Column {
   const Leaf& leaf_;
   Chunk chunk_;
   size_t row_group_;
+  int64_t& budget_;
   int64_t at_, page_at_;  // the next page and the current one
   int64_t left_ = 0, left_in_page_ = 0;
   bool ended_ = false;

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
+#include "base/error.h"
 #include "data/thrift.h"
 
 namespace trainer::data::parquet {
 namespace {
 
 constexpr int kDeepest = 64;
+constexpr size_t kMostElements = 100'000, kLongestPath = 4096;
 
 /// An element of the schema, which is stored depth first.
 struct Element {
@@ -29,6 +32,8 @@ Element read_element(Thrift& thrift) {
   thrift.fields([&](int id) {
     if (id == 1) element.type = thrift.integer();
     if (id == 3) element.repetition = thrift.integer();
+    if (element.repetition < kRequired || element.repetition > kRepeated)
+      damaged(format("the schema has an element with repetition {}", element.repetition));
     if (id == 4) element.name = thrift.text();
     if (id == 5) element.children = thrift.integer();
     if (id == 6) element.converted = thrift.integer();
@@ -45,16 +50,20 @@ Element read_element(Thrift& thrift) {
   return element;
 }
 
-/// Turns the schema's elements into a tree and counts levels and leaves.
+/// Turns the schema's elements into a tree and counts levels and leaves. Only leaves below `wanted` get their path: one
+/// long name may be above many leaves.
 class SchemaReader {
  public:
-  SchemaReader(const std::vector<Element>& elements, std::vector<Leaf>& leaves)
-      : elements_(elements), leaves_(leaves) {}
+  SchemaReader(const std::vector<Element>& elements, const Columns& wanted, std::vector<Leaf>& leaves)
+      : elements_(elements), wanted_(wanted), leaves_(leaves) {}
   /// Returns the children of the root.
   std::vector<Node> columns() {
     if (elements_.empty()) damaged("the schema is empty");
     std::vector<Node> columns;
-    for (int64_t i = 0; i < elements_[0].children; ++i) columns.push_back(node(peek().repetition, {}, 0, 0, 0));
+    for (int64_t i = 0; i < elements_[0].children; ++i) {
+      is_wanted_ = std::ranges::find(wanted_, peek().name) != wanted_.end();
+      columns.push_back(node(peek().repetition, {}, 0, 0, 0));
+    }
     if (next_ != elements_.size()) damaged("the schema's tree does not have all of its elements");
     return columns;
   }
@@ -73,7 +82,7 @@ class SchemaReader {
       return list_of(element.name, def, rep + 1, def + 1,
                      [&] { return node(kRequired, above, rep + 1, def + 1, depth + 1); });
     def += repetition == kOptional;
-    const std::string path = above.empty() ? element.name : above + "." + element.name;
+    const std::string path = joined(above, element.name);
     ++next_;
     Node made;
     if (element.children == 0)
@@ -101,10 +110,12 @@ class SchemaReader {
   /// Reads what a list's repeated child means: itself in the two-level form of old writers, else its only child.
   Node element_of(const Element& list, const std::string& path, int rep, int def, int depth) {
     const Element& repeated = peek();
-    const bool is_element = repeated.children != 1 || repeated.name == "array" || repeated.name == list.name + "_tuple";
+    const bool has_list = next_ + 1 < elements_.size() && elements_[next_ + 1].repetition == kRepeated;
+    const bool is_element =
+        repeated.children != 1 || has_list || repeated.name == "array" || repeated.name == list.name + "_tuple";
     if (is_element) return node(kRequired, path, rep, def, depth);
     ++next_;
-    return node(peek().repetition, path + "." + repeated.name, rep, def, depth);
+    return node(peek().repetition, joined(path, repeated.name), rep, def, depth);
   }
 
   Node structure(const Element& element, const std::string& path, int rep, int def, int depth) {
@@ -130,9 +141,15 @@ class SchemaReader {
     if (physical == Type::int96 || physical == Type::fixed || made.type == "DECIMAL")
       made.unsupported = made.type + " is";
     made.first = leaves_.size();
-    leaves_.push_back({path, physical, rep, def, element.is_unsigned});
+    leaves_.push_back({is_wanted_ ? path : std::string(), physical, rep, def, element.is_unsigned});
     made.last = leaves_.size();
     return made;
+  }
+
+  static std::string joined(const std::string& above, const std::string& name) {
+    if (above.size() + name.size() >= kLongestPath)
+      damaged(format("a column has a name of more than {} bytes", kLongestPath));
+    return above.empty() ? name : above + "." + name;
   }
 
   static Node named(const std::string& name, Node::Kind kind, const char* type, int present) {
@@ -145,8 +162,10 @@ class SchemaReader {
   }
 
   const std::vector<Element>& elements_;
+  const Columns& wanted_;
   std::vector<Leaf>& leaves_;
   size_t next_ = 1;
+  bool is_wanted_ = false;
 };
 
 Codec codec_of(int64_t number) {
@@ -224,9 +243,12 @@ std::string first_unsupported(const Node& node) {
 }
 
 [[noreturn]] void refuse_columns(const std::vector<Node>& nodes, const Columns& columns) {
+  constexpr size_t kMostShown = 20;
   std::string wanted, found;
   for (const std::string& name : columns) wanted += format("{}\"{}\"", wanted.empty() ? "" : ", ", name);
-  for (const Node& node : nodes) found += format("{}{} ({})", found.empty() ? "" : ", ", node.name, node.type);
+  for (size_t i = 0; i < std::min(nodes.size(), kMostShown); ++i)
+    found += format("{}{} ({})", i == 0 ? "" : ", ", nodes[i].name, nodes[i].type);
+  if (nodes.size() > kMostShown) found += format(" and {} more", nodes.size() - kMostShown);
   throw Error(Code::data, format("no column {}; it has {}{}", wanted, found.empty() ? "none" : found,
                                  columns.size() == 1 ? ": set data.text_key" : ""));
 }
@@ -241,17 +263,23 @@ void renumber(Node& node, size_t first, size_t next) {
 }  // namespace
 
 Table read_footer(std::string_view footer, const Columns& columns, int64_t file_bytes) {
+  TRAINER_CHECK(std::set<std::string>(columns.begin(), columns.end()).size() == columns.size(),
+                "a column is requested twice");
   std::vector<Element> elements;
   std::optional<Thrift> groups;
   Table table;
   Thrift thrift(footer);
   thrift.fields([&](int id) {
-    if (id == 2) thrift.list([&] { elements.push_back(read_element(thrift)); });
+    if (id == 2)
+      thrift.list([&] {
+        if (elements.size() == kMostElements) damaged(format("the schema has more than {} elements", kMostElements));
+        elements.push_back(read_element(thrift));
+      });
     if (id == 3) table.rows = thrift.integer();
     if (id == 4) groups = thrift;
   });
   std::vector<Leaf> leaves;
-  std::vector<Node> nodes = SchemaReader(elements, leaves).columns();
+  std::vector<Node> nodes = SchemaReader(elements, columns, leaves).columns();
   std::vector<bool> wanted(leaves.size());
   for (const std::string& name : columns) {
     const auto found = std::ranges::find(nodes, name, &Node::name);

@@ -36,8 +36,8 @@ struct Table {
   int64_t rows = 0;
 };
 
-/// Reads a footer. `file_bytes`: where the footer's end marks begin, which no column may reach. Throws Code::data when
-/// none of `columns` exists, when one cannot be read, and for damage.
+/// Reads a footer. `columns`: distinct. `file_bytes`: where the footer's end marks begin, which no column may reach.
+/// Throws Code::data when none of `columns` exists, when one cannot be read, and for damage.
 Table read_footer(std::string_view footer, const Columns& columns, int64_t file_bytes);
 
 }  // namespace trainer::data::parquet

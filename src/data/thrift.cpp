@@ -23,8 +23,13 @@ uint64_t take_varint(std::string_view& rest) {
   damaged("a number has more than 64 bits");
 }
 
+void Thrift::require(uint64_t bytes, const char* what) {
+  is_cut_ = bytes > rest_.size();
+  if (is_cut_) damaged(format("{} {} of a header, in which {} bytes are left", bytes, what, rest_.size()));
+}
+
 std::string_view Thrift::take(uint64_t bytes) {
-  if (bytes > rest_.size()) damaged(format("{} bytes of a header, of which {} are left", bytes, rest_.size()));
+  require(bytes, "bytes");
   const std::string_view taken = rest_.substr(0, bytes);
   rest_.remove_prefix(bytes);
   return taken;
@@ -59,7 +64,7 @@ bool Thrift::next_field(int64_t& id) {
 Thrift::ListHead Thrift::list_head() {
   const auto head = static_cast<uint8_t>(take(1).front());
   const uint64_t size = head >> 4 == 15 ? varint() : head >> 4;
-  if (size > rest_.size()) damaged(format("a list of {} elements in {} bytes", size, rest_.size()));
+  require(size, "elements");
   return {size, static_cast<uint8_t>(head & 15)};
 }
 
@@ -106,7 +111,7 @@ void Thrift::skip() {
   } else {  // a map: its size, types of keys and values unless it is empty, each key and its value
     enter(kMap);
     const uint64_t size = varint();
-    if (size > rest_.size()) damaged(format("a map of {} entries in {} bytes", size, rest_.size()));
+    require(size, "entries");
     const auto kinds = static_cast<uint8_t>(size > 0 ? take(1).front() : 0);
     for (uint64_t i = 0; i < 2 * size; ++i) {
       element(i % 2 == 0 ? kinds >> 4 : kinds & 15);

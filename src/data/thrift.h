@@ -38,6 +38,8 @@ class Thrift {
   bool boolean();
   /// A view of the bytes.
   std::string_view text();
+  /// After an error: true if the bytes ended early, so that more of them may be a whole header.
+  bool is_cut() const { return is_cut_ || rest_.empty(); }
   /// Returns the number of bytes read so far.
   size_t position() const { return static_cast<size_t>(rest_.data() - begin_); }
 
@@ -55,6 +57,8 @@ class Thrift {
   /// Makes an element the value that is read next.
   void element(uint8_t kind);
   void skip();
+  /// Throws if fewer bytes are left.
+  void require(uint64_t bytes, const char* what);
   std::string_view take(uint64_t bytes);
   uint64_t varint();
   int64_t zigzag();
@@ -63,6 +67,7 @@ class Thrift {
   std::string_view rest_;
   uint8_t kind_ = kStruct;  // the value that is read next; kNone: it has been read
   int depth_ = 0;
+  bool is_cut_ = false;
 };
 
 /// Reads a number in 7-bit groups, least significant first, from the start of `rest`. Throws Code::data.

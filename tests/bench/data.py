@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures how fast data is opened and tokenized: the start of a run with many sources and files, tokenization of
-compressed files compared with plain ones, and training a tokenizer compared with SentencePiece's own program
+compressed files compared with plain ones and of Parquet tables with their JSON lines (`--only tables`, with pyarrow), and training a tokenizer compared with SentencePiece's own program
 (`spm_train`, on the PATH; only with `--only training`). Calls alternate (A B A B); medians and their ratios are printed.
 
     tests/bench/data.py --trainer build/trainer
@@ -8,6 +8,7 @@ compressed files compared with plain ones, and training a tokenizer compared wit
 import argparse
 import collections
 import gzip
+import json
 import os
 import random
 import re
@@ -130,6 +131,27 @@ def packed(args, folder):
             print(f"{what}, {name}: {median:.2f} s, {ratio:.3f} of the time of plain text")
 
 
+def tables(args, folder):
+    """Times the tokenization of 60 MB of texts of about 3 kB, as JSON lines and as tables of pyarrow's defaults (snappy) and
+    with zstd, by GPT-2's tokenizer on one thread and on all."""
+    import pyarrow
+    import pyarrow.parquet
+    text = many_words((ROOT / "data/austen.txt").read_text(), 60_000_000)
+    texts = [text[at:at + 3000] for at in range(0, len(text), 3000)]
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": each}, ensure_ascii=False) + "\n" for each in texts))
+    names = ["text.jsonl"]
+    for codec in ("snappy", "zstd"):
+        names.append(f"{codec}.parquet")
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / names[-1], compression=codec)
+    for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        def call(name):
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            return seconds(args.trainer, "tokenize", "--input", name, "--output", "out", "--tokenizer", ROOT / "data/gpt2",
+                           cwd=folder, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+        for name, (median, ratio) in turns(args.turns, {name: lambda name=name: call(name) for name in names}).items():
+            print(f"{threads} threads, {name}: {median:.2f} s, {1 / ratio:.3f} of the speed of JSON lines")
+
+
 def training(args, folder):
     """Times the training of a tokenizer of 32 000 tokens on 60 MB, on one thread. The trainer also tokenizes the text."""
     if shutil.which("spm_train") is None:
@@ -150,7 +172,7 @@ def training(args, folder):
         print(f"60 MB, {name}: {median:.1f} s, {ratio:.2f} of the time of spm_train")
 
 
-PARTS = {"start": start, "packed": packed, "training": training}
+PARTS = {"start": start, "packed": packed, "tables": tables, "training": training}
 
 
 def main():

@@ -96,7 +96,7 @@ TEST(Merge, DecayWeightsBySteps) {
       const std::vector<double> values = values_of(steps[k], spec);
       for (size_t i = 0; i < values.size(); ++i) expected[i] += shares[k] * values[i];
     }
-    const double rounding = spec.dtype == DType::f64 ? 1e-13 : 2e-5;  // of values up to 256
+    const double rounding = spec.dtype == DType::f64 ? 1e-13 : 2e-5;  // values are up to 256
     for (size_t i = 0; i < mean.size(); ++i) ASSERT_NEAR(mean[i], expected[i], rounding) << spec.name << " " << i;
   }
   EXPECT_EQ(merge(std::vector{steps[0]}, folder / "one", 0.5).shares, std::vector<double>{1});

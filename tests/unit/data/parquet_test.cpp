@@ -5,8 +5,10 @@
 
 #include "base/error.h"
 #include "data/text.h"
+#include "data/tokenize.h"
 #include "rigs/files.h"
 #include "rigs/messages.h"
+#include "unit/data/fixtures.h"
 
 namespace trainer::data {
 namespace {
@@ -145,6 +147,39 @@ TEST(Parquet, NullAndEmptyTextsAreSkippedAndCounted) {
   EXPECT_EQ(flaws.without_text, 1);
   EXPECT_EQ(texts, (std::vector<std::string>{"one", "two two two two", "héé\t\"x\"\\\n", "one", "one",
                                              "zzzzzzzzzzzzzzzz", "nine", "ten"}));
+}
+
+TEST(Parquet, TokensAreThoseOfTheLinesAlsoAfterStops) {
+  TempFolder folder;
+  std::vector<std::string> lines, tables;
+  for (size_t i = 0; i < golden().size(); ++i) {
+    lines.push_back(write(folder / fmt::format("{}.jsonl", i), golden()[i].rows));
+    tables.push_back(write(folder / fmt::format("{}.parquet", i), bytes_of(golden()[i])));
+  }
+  const auto output_bytes = [&](const std::string& name) {
+    return tests::content_of(folder / (name + ".bin")) + tests::content_of(folder / (name + ".docs"));
+  };
+  TokenizeOptions options{.piece_bytes = 40, .sync_bytes = 100};
+  const Tokenizer& tokenizer = testing::small_tokenizer();
+  const TokenizeResult plain = tokenize_files(lines, tokenizer, folder / "lines.bin", options);
+  EXPECT_EQ(plain.documents, 5 * 8 + 2);
+  EXPECT_EQ(plain.without_text, 6);
+  for (const int threads : {1, 4}) {
+    options.threads = threads;
+    const TokenizeResult table = tokenize_files(tables, tokenizer, folder / "whole.bin", options);
+    EXPECT_EQ(table.without_text, plain.without_text);
+    ASSERT_TRUE(output_bytes("whole") == output_bytes("lines")) << threads << " threads";
+    std::filesystem::remove(folder / "whole.json");
+  }
+  int stops = 0;
+  for (bool finished = false; !finished; ++stops) {
+    int left = 5;
+    options.progress = [&](const TokenizeProgress&) { --left; };
+    options.stop = [&] { return left <= 0; };
+    finished = tokenize_files(tables, tokenizer, folder / "parts.bin", options).finished;
+  }
+  EXPECT_GE(stops, 2);
+  ASSERT_TRUE(output_bytes("parts") == output_bytes("lines")) << "after stops";
 }
 
 }  // namespace
