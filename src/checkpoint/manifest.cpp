@@ -142,6 +142,7 @@ json special_tokens_json(const Snapshot& header) {
   if (!special.eos.empty()) out["eos"] = special.eos;
   if (special.add_eos) out["add_eos"] = true;
   add("text_end", special.text_end);
+  if (!special.chat_format.empty()) out["chat_format"] = special.chat_format;
   for (const auto& [file, fields] : special.fields) out["fields"][file] = parse_json(fields);
   return out;
 }

@@ -153,6 +153,7 @@ void read_special_tokens(const Value& value, Snapshot& header) {
     for (const Value& id : eos->list()) header.special.eos.push_back(id_of(id));
   if (const auto add_eos = value.if_there("add_eos")) header.special.add_eos = add_eos->flag();
   header.special.text_end = find("text_end");
+  if (const auto format = value.if_there("chat_format")) header.special.chat_format = format->text();
   if (const auto fields = value.if_there("fields"))
     for (const auto& [file, object] : fields->members()) header.special.fields[file] = object.object_text();
   if (!add_bos || !header.special.empty()) header.special.bos = find("bos");

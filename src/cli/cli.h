@@ -36,6 +36,7 @@ struct EvalOptions {
   std::string checkpoint;
   std::vector<std::string> data;
   std::string format = "auto";       // the format of `data`
+  std::string packing;               // data.packing of all sets; empty: as in training
   std::vector<std::string> sets;     // names of validation sets; empty: all
   int64_t batches = 0;               // number of groups of global_batch windows; 0: all
   int64_t stride = 0;                // stride of sliding windows; 0: consecutive, non-overlapping windows
@@ -49,7 +50,9 @@ struct GenerateOptions {
   ConfigOptions config;
   std::string checkpoint, prompt_file, prompts, output;
   std::vector<std::string> stop;
-  std::optional<std::string> prompt;
+  std::optional<std::string> prompt, system;
+  std::string chat_format = "auto";
+  bool chat = false;
   int64_t tokens = 256, samples = 1, top_k = 0;
   int64_t batch_size = 0;  // 0: see texts_together() in generate_verb.cpp
   double temperature = 1, top_p = 1;
@@ -60,7 +63,8 @@ int generate_command(const GenerateOptions& options);
 
 struct TokenizeOptions {
   std::vector<std::string> input;
-  std::string output, tokenizer, text_key = "text", document = "file", format = "auto", bos = "auto";
+  std::string output, tokenizer, text_key = "text", document = "file", format = "auto", bos = "auto",
+                                 chat_format = "auto";
   int64_t train_vocab = 0;
   bool strict = false, json = false;
 };

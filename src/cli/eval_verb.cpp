@@ -152,7 +152,9 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   if (o.checkpoint.empty())  // --config locates the run and its data
     uses.insert(uses.end(),
                 {"run.name", "run.dir", "checkpoint.dir", "data.train", "data.val", "data.validation", "data.source"});
-  const std::vector<std::string> sets = computing_sets(world, "eval", o.config, uses);
+  std::vector<std::string> sets = computing_sets(world, "eval", o.config, uses);
+  if (!o.packing.empty() && windows_named(o.packing) == config::Windows::best_fit)
+    sets.emplace_back("data.separate_documents=true");  // also if the run had consecutive windows
   run::LoadedModel model = run::load_model(world, path, config::replica_layouts, sets);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   if (!o.choices.empty()) return answer(world, o, model, tokenizer);
@@ -173,10 +175,21 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
     model.config.data.source = config.data.source;
     model.config.data.validation = config.data.validation;
   }
+  if (!o.packing.empty()) {
+    const config::Windows windows = windows_named(o.packing);
+    model.config.data.packing = windows;
+    for (auto* sets : {&model.config.data.source, &model.config.data.validation})
+      for (config::FileSet& set : *sets) set.packing = windows;
+  }
   data::EvalData source;
   world.control().run_on_all_ranks([&] {
     source = data::open_eval_data(model.config, o.data, tokenizer, model.runner->vocab(), options);
-    if (!source.sets.empty()) require_same_data(model, source, config.checkpoint.allow_other_data);
+    for (const data::NamedDataset& set : source.sets)
+      if (o.stride > 0 && set.dataset.packing() != nullptr)
+        throw Error(Code::usage, format("--stride needs a stream, but the windows of {} are packed; evaluate with "
+                                        "--packing stream, or without --stride",
+                                        set.dataset.stream().name()));
+    if (!source.sets.empty() && o.packing.empty()) require_same_data(model, source, config.checkpoint.allow_other_data);
   });
   double missing = source.sets.empty() ? 1 : 0;
   world.control().sum({&missing, 1});
@@ -204,7 +217,9 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
     if (!finite) document["reason"] = kNotFinite;
     print(json_text(document) + "\n");
   } else {
-    const std::string bits = report.bits_per_byte ? format("{:.4f}", *report.bits_per_byte) : "unknown (no tokenizer)";
+    const std::string bits = report.bits_per_byte   ? format("{:.4f}", *report.bits_per_byte)
+                             : tokenizer == nullptr ? "unknown (no tokenizer)"
+                                                    : "-";
     const std::string loss =
         finite ? format("{:.6f}\nperplexity     {:.4f}\nbits per byte  {}", report.loss, report.perplexity, bits)
                : "not finite";

@@ -8,6 +8,7 @@
 #include "cli/command_text.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
+#include "data/chat_formats.h"
 
 namespace trainer::cli {
 namespace {
@@ -94,6 +95,13 @@ CLI::Option* add_text(CLI::App& app, const char* names, T& value, const char* ty
   return app.add_option(names, value, help)->type_name(type)->check(CLI::Validator(empty, ""));
 }
 
+/// Returns the values of --chat-format.
+std::vector<std::string> chat_format_names() {
+  std::vector<std::string> names = {"auto"};
+  for (const data::ChatFormat& format : data::chat_formats()) names.emplace_back(format.name);
+  return names;
+}
+
 /// Adds an option that sets a key of the configuration.
 CLI::Option* add_key(CLI::App& app, const char* name, ConfigOptions& config, const std::string& key, const char* help) {
   const auto set = [&config, key](const std::string& value) { config.sets.push_back(key + "=" + value); };
@@ -134,6 +142,8 @@ void add_eval(CLI::App& verb, EvalOptions& o) {
   add_path(verb, "--data", o.data, "FILES", "evaluate on these files (default: the validation data of the run)");
   add_choice(verb, "--format", o.format, {"auto", "text", "jsonl", "tokens"},
              "set the format of FILES; auto: by their extensions");
+  add_choice(verb, "--packing", o.packing, {"auto", "stream", "best-fit"},
+             "set the windows: consecutive, or documents packed into them (default: as in training; data.packing)");
   verb.add_option("--set-name", o.sets, "evaluate only the validation set with this name (repeatable; default: all)")
       ->type_name("NAME")
       ->excludes("--data");
@@ -141,7 +151,7 @@ void add_eval(CLI::App& verb, EvalOptions& o) {
   add_number(verb, "--stride", o.stride, 1, "slide windows by N tokens, at most model.seq_len (default: no overlap)");
   CLI::Option* choices = add_path(verb, "--choices", o.choices, "FILES",
                                   "evaluate multiple-choice questions instead: HellaSwag JSON lines or llm.c's .bin")
-                             ->excludes("--data", "--set-name", "--stride", "--batches");
+                             ->excludes("--data", "--packing", "--set-name", "--stride", "--batches");
   add_number(verb, "--questions", o.questions, 1, "with --choices: evaluate only the first N questions")
       ->needs(choices);
   add_json(verb, o.json);
@@ -158,6 +168,13 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
           ->excludes(prompt, "--prompt-file");
   add_path(verb, "--output", o.output, "FILE", "write the lines of --prompts to FILE (default: standard output)")
       ->needs(prompts);
+  CLI::Option* chat = verb.add_flag("--chat", o.chat,
+                                    "answer the prompt as a chat message, or the \"messages\" of --prompts; without "
+                                    "any, each line of standard input");
+  verb.add_option("--system", o.system, "begin conversations with this system message")->needs(chat);
+  add_choice(verb, "--chat-format", o.chat_format, chat_format_names(),
+             "set the format of conversations; auto: the checkpoint's")
+      ->needs(chat);
   add_number(verb, "--tokens", o.tokens, 1, "generate at most N tokens");
   add_number(verb, "--samples", o.samples, 1, "generate N continuations, each with the next seed");
   add_number(verb, "--batch-size", o.batch_size, 1,
@@ -186,8 +203,10 @@ void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
   verb.add_option("--text-key", o.text_key, "read the text of JSON lines from this key")->capture_default_str();
   add_choice(verb, "--format", o.format, {"auto", "text", "jsonl"},
              "set the format of the files; auto: by their extensions");
-  add_choice(verb, "--document", o.document, {"file", "line", "block"},
-             "treat each file, line, or block between empty lines as a document");
+  add_choice(verb, "--document", o.document, {"file", "line", "block", "chat"},
+             "treat each file, line, block between empty lines, or conversation as a document");
+  add_choice(verb, "--chat-format", o.chat_format, chat_format_names(),
+             "write conversations in this format (data.chat_format)");
   add_choice(verb, "--bos", o.bos, {"auto", "on", "off"},
              "begin documents with the BOS token; auto: if the tokenizer's files specify it (data.bos)");
   verb.add_flag("--strict", o.strict,

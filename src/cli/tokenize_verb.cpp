@@ -11,6 +11,7 @@
 #include "cli/process.h"
 #include "cli/tokenizing.h"
 #include "config/file_kind.h"
+#include "data/chat.h"
 #include "data/file_list.h"
 #include "device/thread_pool.h"
 #include "run/signals.h"
@@ -21,7 +22,10 @@ namespace {
 namespace fs = std::filesystem;
 
 config::Document document_named(const std::string& name) {
-  return name == "line" ? config::Document::line : name == "block" ? config::Document::block : config::Document::file;
+  return name == "line"    ? config::Document::line
+         : name == "block" ? config::Document::block
+         : name == "chat"  ? config::Document::chat
+                           : config::Document::file;
 }
 
 /// Returns the files that --input names. A pipe must be the only input.
@@ -49,7 +53,9 @@ data::Tokenizer tokenizer_of(const TokenizeOptions& o, const std::vector<std::st
   if (!o.tokenizer.empty()) return data::Tokenizer::load(o.tokenizer);
   return interruptible(
       "training the tokenizer", {options.stop, options.busy},
-      [files, size = o.train_vocab, text = options.text] { return data::Tokenizer::train(files, size, text); });
+      [files, size = o.train_vocab, text = options.text, symbols = data::control_symbols(o.chat_format)] {
+        return data::Tokenizer::train({{files, text}}, size, data::Tokenizer::kSampleBytes, symbols);
+      });
 }
 
 }  // namespace
@@ -72,6 +78,8 @@ int tokenize_command(const TokenizeOptions& o) try {
                     : o.bos == "off" ? config::Bos::off
                                      : config::Bos::automatic,
                     o.tokenizer.empty() ? "the trained tokenizer" : o.tokenizer);
+  if (options.text.document == config::Document::chat)
+    options.text.chat = &data::choose_chat_format(o.chat_format, tokenizer, "--chat-format");
   make_folders(o.output);
   for (const char* other : data::kTokenizerFiles)
     if (std::error_code none; other != tokenizer.file_name() && fs::exists(fs::path(o.output) / other, none))
@@ -103,13 +111,18 @@ int tokenize_command(const TokenizeOptions& o) try {
                                   {"replaced_bytes", result.replaced},
                                   {"lines_without_text", result.without_text},
                                   {"empty_files", result.empty_files},
+                                  {"counted_tokens", options.text.chat == nullptr ? result.tokens : result.counted},
                                   {"vocab_size", tokenizer.vocab_size()},
                                   {"bos", tokenizer.bos() < 0 ? nlohmann::json() : nlohmann::json(tokenizer.bos())},
                                   {"reused", result.reused}};
     print(json_text(document) + "\n");
   } else {
-    print(format("{}: {} tokens, {}, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
-                 counted(result.documents, "document"), tokenizer.vocab_size(), result.reused ? " (up to date)" : ""));
+    const bool chat = options.text.chat != nullptr;
+    const auto trained = static_cast<double>(result.counted) / static_cast<double>(result.tokens);
+    print(format("{}: {} tokens, {}, vocabulary {}{}{}\n", result.tokens_file.string(), result.tokens,
+                 counted(result.documents, chat ? "conversation" : "document"), tokenizer.vocab_size(),
+                 chat ? format(", {} format, {:.0f} % trained", options.text.chat->name, 100 * trained) : "",
+                 result.reused ? " (up to date)" : ""));
   }
   return 0;
 } catch (const Interrupted& interrupted) {

@@ -26,6 +26,13 @@ inline std::function<void(const std::string&, double)> show_work() {
   };
 }
 
+/// Returns the windows that "auto", "stream" or "best-fit" names.
+inline config::Windows windows_named(const std::string& name) {
+  return name == "best-fit" ? config::Windows::best_fit
+         : name == "stream" ? config::Windows::stream
+                            : config::Windows::automatic;
+}
+
 /// Returns the format that --format names.
 inline config::DataFormat format_named(const std::string& name) {
   return name == "text"     ? config::DataFormat::text

@@ -8,8 +8,11 @@
 
 namespace trainer::config {
 
-enum class Document { file, line, block };
+enum class Document { file, line, block, chat };
 enum class Bos { automatic, on, off };
+/// The windows of a set: consecutive parts of its tokens, or documents packed into them; automatic: packed if they are
+/// conversations.
+enum class Windows { automatic, stream, best_fit };
 enum class DataFormat { automatic, text, jsonl, tokens };
 
 /// A table [[data.source]] or [[data.validation]]: a named set of files. Members that are not set default to [data].
@@ -20,6 +23,7 @@ struct FileSet {
   std::string text_key;
   std::optional<Document> document;
   std::optional<bool> strict;
+  std::optional<Windows> packing;
   std::optional<double> weight;  // only for sources, like max_epochs
   int64_t max_epochs = 0;        // 0: no limit
   int64_t line = 0;              // line in the configuration file, for messages
@@ -45,8 +49,12 @@ struct Data {
   Bos bos = Bos::automatic;  // if on, each document begins with the tokenizer's BOS token
   std::string text_key;
   Document document = Document::file;
-  bool strict = false;              // invalid UTF-8 is an error instead of being replaced and counted
-  bool separate_documents = false;  // attention sees only the row's own document
+  std::string chat_format;  // a format's name, or "auto"
+  bool strict = false;      // invalid UTF-8 is an error instead of being replaced and counted
+  Windows packing = Windows::automatic;
+  /// Attention sees only the row's own document, and learned positions begin with it. resolve() sets it.
+  std::optional<bool> separate_documents;
+  bool separates() const { return separate_documents.value_or(false); }
 };
 
 }  // namespace trainer::config

@@ -173,6 +173,12 @@ class Declare {
       }
     };
   }
+  /// Declares a string key that has one of these values.
+  void choice(const char* name, std::string Struct::*member, const char* initial, StringList names, std::string help) {
+    Key& key = add(name, Type::choice, std::string(initial), std::move(help));
+    bind<std::string>(key, member);
+    key.names = std::move(names);
+  }
 
  private:
   Key& add(const char* name, Type type, Value initial, std::string help, Extra extra = {}) {

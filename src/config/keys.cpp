@@ -23,7 +23,10 @@ void declare_run(std::vector<Key>& keys) {
               "CPU threads; 0: one per core that this process may use. Results are bitwise identical for any number.");
 }
 
-const StringList kFormats = {"auto", "text", "jsonl", "tokens"}, kDocuments = {"file", "line", "block"};
+const StringList kFormats = {"auto", "text", "jsonl", "tokens"}, kDocuments = {"file", "line", "block", "chat"},
+                 kWindows = {"auto", "stream", "best-fit"},
+                 kChatFormats = {"auto",     "chatml", "qwen2",   "qwen2.5", "smollm2", "llama3",
+                                 "llama3.1", "llama2", "mistral", "olmo2",   "plain"};
 
 std::vector<Member<FileSet>> file_set_members() {
   return {member("name", Type::string, &FileSet::name),
@@ -31,7 +34,8 @@ std::vector<Member<FileSet>> file_set_members() {
           choice_member("format", &FileSet::format, kFormats),
           member("text_key", Type::string, &FileSet::text_key),
           choice_member("document", &FileSet::document, kDocuments),
-          member("strict", Type::boolean, &FileSet::strict)};
+          member("strict", Type::boolean, &FileSet::strict),
+          choice_member("packing", &FileSet::packing, kWindows)};
 }
 
 void declare_data(std::vector<Key>& keys) {
@@ -44,12 +48,13 @@ void declare_data(std::vector<Key>& keys) {
   std::vector<Member<FileSet>> source = file_set_members();
   source.push_back(member("weight", Type::number, &FileSet::weight, kWeights));
   source.push_back(member("max_epochs", Type::integer, &FileSet::max_epochs, at_least(0)));
-  data.tables("source", &Data::source, source, {},
-              "Tables [[data.source]] instead of train: a mixture of sources, each with a name and files. After every "
-              "step, each source has its share of all samples so far, to within one sample. weight: set it for all "
-              "sources, or for none to train on each source for the same number of epochs. max_epochs: reject a run "
-              "that would train on the source for more epochs; 0: no limit. format, text_key, document and strict "
-              "default to those of [data]. --set data.source.NAME.weight=0.5 changes the table with that name.");
+  data.tables(
+      "source", &Data::source, source, {},
+      "Tables [[data.source]] instead of train: a mixture of sources, each with a name and files. After every "
+      "step, each source has its share of all samples so far, to within one sample. weight: set it for all "
+      "sources, or for none to train on each source for the same number of epochs. max_epochs: reject a run "
+      "that would train on the source for more epochs; 0: no limit. format, text_key, document, strict and "
+      "packing default to those of [data]. --set data.source.NAME.weight=0.5 changes the table with that name.");
   data.tables(
       "phase", &Data::phase,
       {member("from_tokens", Type::integer, &DataPhase::from_tokens, between(1, 1e18)),
@@ -62,7 +67,7 @@ void declare_data(std::vector<Key>& keys) {
             "Validation files, in the same formats; empty: val_fraction of the training tokens.");
   data.tables("validation", &Data::validation, file_set_members(), {},
               "Tables [[data.validation]] instead of val: validation sets, each with a name and files, evaluated "
-              "separately. format, text_key, document and strict default to those of [data]. --set "
+              "separately. format, text_key, document, strict and packing default to those of [data]. --set "
               "data.validation.NAME.files=... changes the table with that name.");
   data.choice("format", &Data::format, DataFormat::automatic, kFormats,
               "Format of the files; auto: determined by the file extension (case-insensitive); unknown extensions are "
@@ -88,14 +93,25 @@ void declare_data(std::vector<Key>& keys) {
       "run.");
   data.string("text_key", &Data::text_key, "text", {}, "Key of the text in each line's JSON object.");
   data.choice("document", &Data::document, Document::file, kDocuments,
-              "Unit of a text file that is one document: the whole file, a line, or a block between blank lines.");
+              "Unit that is one document. Of a text file: the whole file, a line, or a block between blank lines. Of "
+              "JSON lines, chat: each object is a conversation with messages, conversations, or prompt and completion; "
+              "only the assistant's turns are trained.");
+  data.choice("chat_format", &Data::chat_format, "auto", kChatFormats,
+              "Format of conversations. auto: the one that the checkpoint or the tokenizer's chat template names, else "
+              "plain. A tokenizer trained by the run gets the format's special tokens.");
   data.boolean(
       "strict", &Data::strict, false,
       "Reject invalid UTF-8, JSON lines whose text is null or missing, and empty files; false: replace invalid "
       "UTF-8, skip such lines and files, and count all of them.");
-  data.boolean("separate_documents", &Data::separate_documents, false,
-               "Documents that share a sequence do not see each other in attention, in training and validation. "
-               "Token files without header and index need data.tokenizer, whose end-of-text token separates them.");
+  data.choice(
+      "packing", &Data::packing, Windows::automatic, kWindows,
+      "Windows of seq_len + 1 tokens. stream: consecutive ones, which cut documents at their borders; best-fit: "
+      "documents are put into windows whole where they fit, longer ones in parts; of a longer conversation, the "
+      "beginning is used. auto: best-fit for conversations, else stream.");
+  data.boolean("separate_documents", &Data::separate_documents, "true if a set is packed (data.packing), else false",
+               "Documents that share a sequence do not see each other in attention, and learned positions restart "
+               "with each, in training and validation. Token files without header and index need data.tokenizer, whose "
+               "end-of-text token separates them.");
 }
 
 void declare_precision(std::vector<Key>& keys) {

@@ -58,6 +58,14 @@ void resolve_model(Model& model) {
   if (model.window_full_every < 0) model.window_full_every = model.window > 0 ? model.family.window_full_every : 0;
 }
 
+/// True if the windows of some set are packed.
+bool packs_any(const Data& data) {
+  bool some = is_packed(data);
+  for (const auto* sets : {&data.source, &data.validation})
+    for (const FileSet& set : *sets) some |= is_packed(data_of(data, set));
+  return some;
+}
+
 }  // namespace
 
 int64_t total_steps(const Config& config) { return total_steps(config, 0, 0); }
@@ -75,6 +83,7 @@ void resolve(Config& config) {
   resolve_model(config.model);
   if (config.data.val_fraction < 0)
     config.data.val_fraction = config.data.val.empty() && config.data.validation.empty() ? kDefaultValFraction : 0;
+  if (!config.data.separate_documents) config.data.separate_documents = packs_any(config.data);
   if (config.train.steps == 0 && config.train.tokens == 0) config.train.steps = kDefaultSteps;
   if (!config.log.jsonl && !config.origins.contains("log.report")) config.log.report = false;
   config.model.init_hidden = std::sqrt(width_ratio(config));
@@ -105,8 +114,18 @@ Data data_of(const Data& data, const FileSet& set) {
   own.format = set.format.value_or(data.format);
   own.document = set.document.value_or(data.document);
   own.strict = set.strict.value_or(data.strict);
+  own.packing = set.packing.value_or(data.packing);
   if (!set.text_key.empty()) own.text_key = set.text_key;
   return own;
+}
+
+bool is_packed(const Data& data) {
+  return data.packing == Windows::best_fit || (data.packing == Windows::automatic && data.document == Document::chat);
+}
+
+bool has_conversations(const Data& data) {
+  const auto chat = [&](const FileSet& set) { return data_of(data, set).document == Document::chat; };
+  return data.source.empty() ? data.document == Document::chat : std::ranges::any_of(data.source, chat);
 }
 
 std::vector<std::string> validation_names(const Data& data) {

@@ -11,8 +11,8 @@
 namespace trainer::config {
 
 /// Replaces {name} in paths, copies the facts of the model's family into model.family, and fills in keys that were not
-/// set: run.name, n_kv_head, d_ff of models without experts, tie_embeddings, bias, val_fraction, steps, balance_loss,
-/// min_lr, warmup_steps. A second call changes nothing.
+/// set: run.name, n_kv_head, d_ff of models without experts, tie_embeddings, bias, val_fraction, separate_documents,
+/// steps, balance_loss, min_lr, warmup_steps. A second call changes nothing.
 void resolve(Config& config);
 
 /// Returns checkpoint.dir, or RUN_DIR/checkpoints.
@@ -25,6 +25,10 @@ std::optional<DType> type_of(Compute compute);
 std::vector<std::vector<std::string>*> file_lists(Data& data);
 /// Returns a copy of [data] with the files of one of its tables as data.train, and with that table's settings.
 Data data_of(const Data& data, const FileSet& set);
+/// True if documents of these files are packed into windows.
+bool is_packed(const Data& data);
+/// True if some training files are conversations.
+bool has_conversations(const Data& data);
 /// Returns the names of the validation sets; an empty list if the only set has no name.
 std::vector<std::string> validation_names(const Data& data);
 /// Returns the index of the validation set that checkpoint.best names; 0 if it names none.

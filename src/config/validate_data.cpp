@@ -8,6 +8,7 @@
 #include "base/utf8.h"
 #include "config/checker.h"
 #include "config/file_kind.h"
+#include "config/resolve.h"
 #include "config/suggest.h"
 #include "config/text.h"
 
@@ -53,6 +54,9 @@ std::string unknown_file(const std::vector<std::string>& paths, DataFormat state
   return found == paths.end() ? "" : unknown_kind(*found);
 }
 
+constexpr const char* kCutsConversations =
+    "\"stream\" would cut conversations at window borders; use \"best-fit\" or \"auto\"";
+
 void check_paths(const char* key, const std::vector<std::string>& paths, DataFormat stated,
                  const std::filesystem::path& tokens, Checker& checker) {
   const std::string missing = missing_files(paths, stated, tokens), unknown = unknown_file(paths, stated);
@@ -91,6 +95,9 @@ void check_file_sets(const char* key, const std::vector<FileSet>& sets, const Da
     if (!check(set.files.empty() ? "files: missing; give paths or globs" : "")) continue;
     for (const std::string& path : set.files)
       if (!check(bad_characters(path))) return;
+    check(data_of(data, set).document == Document::chat && data_of(data, set).packing == Windows::stream
+              ? format("packing: {}", kCutsConversations)
+              : "");
     if (!files) continue;
     const DataFormat format = set.format.value_or(data.format);
     if (check(missing_files(set.files, format, tokens / (set.name + extension)), Code::data))
@@ -177,6 +184,8 @@ void check_data(const Config& config, bool files, Checker& checker) {
   checker.require(
       !trained || data.vocab_size > 0, {"data.tokenizer", "data.vocab_size"},
       "\"train\" requires data.vocab_size, the size of the vocabulary to train; 4096 suits a few MB of text");
+  checker.require(data.document != Document::chat || data.packing != Windows::stream || data.train.empty(),
+                  {"data.packing", "data.document"}, "{}", kCutsConversations);
   checker.require(!data.text_key.empty(), {"data.text_key"},
                   "expected a key of the JSON objects, found an empty string");
   const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";

@@ -20,13 +20,14 @@ void TokenBatch::resize(int64_t sequences_, int64_t length) {
 }
 
 TokenDataset::TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin,
-                           int64_t end, std::string permutation)
+                           int64_t end, std::string permutation, std::shared_ptr<const PackingIndex> packing)
     : stream_(std::move(stream)),
       seq_len_(seq_len),
       begin_(begin),
       end_(end < 0 ? stream_->tokens() : end),
       seed_(seed),
-      permutation_(std::move(permutation)) {
+      permutation_(std::move(permutation)),
+      packing_(std::move(packing)) {
   TRAINER_CHECK(seq_len > 0 && 0 <= begin_ && begin_ <= end_ && end_ <= stream_->tokens(),
                 "seq_len {}, tokens [{}, {}) of {}", seq_len, begin_, end_, stream_->tokens());
   if (windows() < 1) {
@@ -58,19 +59,47 @@ void TokenDataset::eval_batch(int64_t window, int64_t sequences, TokenBatch& out
 
 void TokenDataset::prefetch(int64_t sample, int64_t sequences) const {
   for (int64_t n = sample; n < sample + sequences; ++n) {
-    const int64_t first = begin_ + window_of(n) * seq_len_;
-    stream_->prefetch(first, first + seq_len_ + 1);
+    for (const Excerpt& excerpt : excerpts(window_of(n))) stream_->prefetch(excerpt.begin, excerpt.end());
   }
 }
 
+std::vector<Excerpt> TokenDataset::excerpts(int64_t window) const {
+  if (packing_) return packing_->excerpts(window);
+  return {{begin_ + window * seq_len_, seq_len_ + 1, false}};
+}
+
+int64_t TokenDataset::counted(int64_t window) const {
+  if (packing_) return packing_->counted(window, window + 1);
+  const int64_t first = begin_ + window * seq_len_ + 1;
+  return stream_->counted(first, first + seq_len_);
+}
+
+// A target counts if its own position is in a loss span, unless it is the first token of the window or is repeated at
+// the start of a continuation. Packed documents begin where excerpts do, never after end-of-text tokens: conversations
+// have some inside.
 void TokenDataset::fill(int64_t window, int64_t row, TokenBatch& out) const {
   const auto length = static_cast<size_t>(seq_len_);
-  const std::span ids(out.ids.data() + row * seq_len_, length), targets(out.targets.data() + row * seq_len_, length);
-  const int64_t first = begin_ + window * seq_len_;
-  stream_->copy(first, ids);
-  std::copy(ids.begin() + 1, ids.end(), targets.begin());
-  stream_->copy(first + seq_len_, targets.last(1));
-  stream_->append_starts(first, ids, row * seq_len_, out.starts);
+  const int64_t first_row = row * seq_len_;
+  const std::span ids(out.ids.data() + first_row, length), targets(out.targets.data() + first_row, length);
+  const std::span weights(out.weights.data() + first_row, length);
+  std::vector<int32_t> tokens(length + 1, std::max(0, stream_->separator()));  // the padding
+  std::ranges::fill(weights, 0.0f);
+  std::vector<TokenRange> counted;
+  int64_t at = 0;  // in the window
+  for (const Excerpt& excerpt : excerpts(window)) {
+    const std::span own = std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(excerpt.length));
+    stream_->copy(excerpt.begin, own);
+    if (!packing_) stream_->append_starts(excerpt.begin, own.first(length), first_row, out.starts);
+    if (packing_ && at < seq_len_) out.starts.push_back(first_row + at);
+    counted.clear();
+    stream_->append_spans(excerpt.begin + (at == 0 || excerpt.continues), excerpt.end(), counted);
+    for (const TokenRange& run : counted)
+      std::fill_n(weights.begin() + (at - 1 + run.begin - excerpt.begin), run.end - run.begin, 1.0f);
+    at += excerpt.length;
+  }
+  if (at < seq_len_) out.starts.push_back(first_row + at);
+  std::copy_n(tokens.begin(), length, ids.begin());
+  std::copy_n(tokens.begin() + 1, length, targets.begin());
 }
 
 FeistelPermutation::FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch, std::string_view stream) : n_(n) {

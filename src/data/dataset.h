@@ -1,12 +1,14 @@
 #pragma once
-// TokenDataset: token files split into training windows by a permutation that is a pure function of
-// (seed, samples seen); resuming needs no state. Depends only on base and config.
+// TokenDataset: token files as training windows, whose order is a permutation that is a pure function of (seed, samples
+// seen); resuming needs no state. Windows are consecutive parts of the stream, or documents packed into them. Depends
+// only on base and config.
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "data/packing.h"
 #include "data/token_file.h"
 
 namespace trainer::data {
@@ -14,7 +16,7 @@ namespace trainer::data {
 /// One micro-batch in host memory: [sequences · seq_len] token rows, batch-major.
 struct TokenBatch {
   std::vector<int32_t> ids, targets;  // targets[r] = the token after ids[r]
-  std::vector<float> weights;         // 1, or 0 if a row is masked
+  std::vector<float> weights;         // 1 if the target counts, else 0
   std::vector<int64_t> starts;        // rows at which a document begins, ascending
   int64_t sequences = 0, seq_len = 0;
 
@@ -25,10 +27,11 @@ struct TokenBatch {
 class TokenDataset {
  public:
   /// `stream` has the formats of token_file.h; `begin` and `end` bound the tokens used (end < 0: to the end). Training
-  /// windows are permuted by the random stream `permutation` of the seed. Throws Code::data naming the file when less
-  /// than one window (seq_len + 1 tokens) is left.
+  /// windows are permuted by the random stream `permutation` of the seed. `packing`: the windows of that part, null:
+  /// consecutive ones. Throws Code::data naming the file when less than one window (seq_len + 1 tokens) is left.
   TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin = 0,
-               int64_t end = -1, std::string permutation = "data.permutation");
+               int64_t end = -1, std::string permutation = "data.permutation",
+               std::shared_ptr<const PackingIndex> packing = nullptr);
 
   int64_t tokens() const { return end_ - begin_; }
   int64_t seq_len() const { return seq_len_; }
@@ -37,9 +40,17 @@ class TokenDataset {
   int64_t begin() const { return begin_; }
   int64_t end() const { return end_; }
 
-  /// Returns the windows of one epoch: floor((tokens − 1) / seq_len). Window w holds tokens [w·seq_len, w·seq_len +
-  /// seq_len].
-  int64_t windows() const { return (tokens() - 1) / seq_len_; }
+  /// Returns the index of packed windows; null if windows are consecutive.
+  const PackingIndex* packing() const { return packing_.get(); }
+
+  /// Returns the windows of one epoch. Of consecutive ones, floor((tokens − 1) / seq_len), window w holds tokens
+  /// [w·seq_len, w·seq_len + seq_len].
+  int64_t windows() const { return packing_ ? packing_->windows() : (tokens() - 1) / seq_len_; }
+  /// Returns the parts of the stream that a window consists of, in order. If they have fewer than seq_len + 1 tokens,
+  /// the rest of the window is padding.
+  std::vector<Excerpt> excerpts(int64_t window) const;
+  /// Returns the number of targets that count in a window.
+  int64_t counted(int64_t window) const;
   /// Returns the window of training sequence number `sample`, the number of samples before it: permutation(seed, n /
   /// windows)(n % windows).
   int64_t window_of(int64_t sample) const;
@@ -60,6 +71,7 @@ class TokenDataset {
   int64_t seq_len_, begin_, end_;
   uint64_t seed_;
   std::string permutation_;
+  std::shared_ptr<const PackingIndex> packing_;
 };
 
 struct NamedDataset {

@@ -5,6 +5,7 @@
 #include "base/checksum.h"
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/join.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "config/file_kind.h"
@@ -60,6 +61,7 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart
   std::vector<std::string> gone;
   json record;
   std::string key;
+  const std::vector<std::string> symbols = control_symbols(data.chat_format);
   std::vector<TrainingText> texts;
   double total = 0;
   for (const FilePart& part : parts) {
@@ -72,7 +74,8 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart
       return std::pair(std::move(described), std::move(names));
     });
     gone.insert(gone.end(), missing.begin(), missing.end());
-    const std::string part_key = input_key(inputs, options, fmt::format("tokenizer-1 {}", data.vocab_size));
+    const std::string part_key =
+        input_key(inputs, options, fmt::format("tokenizer-1 {}{}", data.vocab_size, fmt::join(symbols, " ")));
     double share = part.weight.value_or(0);
     if (!part.weight)
       for (const json& input : inputs) share += input.at("size").get<double>();
@@ -92,8 +95,9 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart
     throw Error(Code::data, fmt::format("{} not found, and {} has no tokenizer trained on it; restore the text",
                                         gone.front(), cache.string()));
   const double start = now_seconds();
-  Tokenizer tokenizer = interruptible("training the tokenizer", watch,
-                                      [texts, size = data.vocab_size] { return Tokenizer::train(texts, size); });
+  Tokenizer tokenizer = interruptible("training the tokenizer", watch, [texts, symbols, size = data.vocab_size] {
+    return Tokenizer::train(texts, size, Tokenizer::kSampleBytes, symbols);
+  });
   log::info("tokenizer: trained {} tokens in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
   std::error_code failed;
   fs::create_directories(cache, failed);

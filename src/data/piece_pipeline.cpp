@@ -75,11 +75,18 @@ std::optional<PiecePipeline::Claim> PiecePipeline::claim() {
 
 void PiecePipeline::work() {
   std::optional<Encoder> encoder;
+  std::optional<ChatEncoder> chat;
   while (auto mine = claim()) {
     Outcome outcome;
     try {
-      if (!encoder) encoder.emplace(tokenizer_);  // throws for models whose encoding is not supported
-      outcome.piece = encode(std::move(mine->raw), *encoder);
+      // Construction throws for models whose encoding is not supported.
+      if (options_.chat != nullptr) {
+        if (!chat) chat.emplace(*options_.chat, tokenizer_);
+        outcome.piece = encode(std::move(mine->raw), *chat);
+      } else {
+        if (!encoder) encoder.emplace(tokenizer_);
+        outcome.piece = encode(std::move(mine->raw), *encoder);
+      }
       outcome.piece.next = mine->next;
     } catch (...) {
       outcome.error = std::current_exception();
@@ -92,10 +99,16 @@ void PiecePipeline::work() {
   }
 }
 
+/// Returns a piece without tokens.
+static EncodedPiece begun(const TextPiece& raw) {
+  return {.at = raw.at,
+          .raw_bytes = static_cast<int64_t>(raw.text.size()),
+          .file_bytes = raw.file_bytes,
+          .pipe_hash = raw.pipe_hash};
+}
+
 EncodedPiece PiecePipeline::encode(TextPiece&& raw, Encoder& encoder) const {
-  EncodedPiece piece{.at = raw.at, .raw_bytes = static_cast<int64_t>(raw.text.size())};
-  piece.file_bytes = raw.file_bytes;
-  piece.pipe_hash = raw.pipe_hash;
+  EncodedPiece piece = begun(raw);
   const std::string& file = files_[static_cast<size_t>(raw.at.file)];
   piece.flaws = split_documents(file, std::move(raw), options_, [&](std::string_view text, bool starts, bool ends) {
     if (starts && tokenizer_.bos() >= 0) piece.ids.push_back(tokenizer_.bos());
@@ -104,6 +117,17 @@ EncodedPiece PiecePipeline::encode(TextPiece&& raw, Encoder& encoder) const {
     if (!ends) return;
     piece.ids.push_back(tokenizer_.eos());
     piece.document_ends.push_back(static_cast<int64_t>(piece.ids.size()));
+  });
+  return piece;
+}
+
+EncodedPiece PiecePipeline::encode(TextPiece&& raw, ChatEncoder& encoder) const {
+  EncodedPiece piece = begun(raw);
+  const std::string& file = files_[static_cast<size_t>(raw.at.file)];
+  piece.flaws = split_conversations(file, std::move(raw), options_, [&](const Conversation& conversation) {
+    encoder.append(conversation, piece.ids, piece.spans);
+    for (const ChatMessage& message : conversation) piece.text_bytes += std::ssize(message.content);
+    piece.document_ends.push_back(std::ssize(piece.ids));
   });
   return piece;
 }

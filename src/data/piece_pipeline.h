@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "data/chat.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
 
@@ -18,6 +19,7 @@ struct EncodedPiece {
   TextPosition at, next;  // start of this piece and of the next one
   std::vector<int32_t> ids;
   std::vector<int64_t> document_ends;  // in tokens from the start of the piece
+  std::vector<int64_t> spans;          // begin and end of each run of counted tokens of conversations, likewise
   int64_t raw_bytes = 0, text_bytes = 0;
   int64_t file_bytes = 0;  // as in TextPiece
   std::string pipe_hash;
@@ -51,6 +53,7 @@ class PiecePipeline {
   void work();
   void close();
   EncodedPiece encode(TextPiece&& raw, Encoder& encoder) const;
+  EncodedPiece encode(TextPiece&& raw, ChatEncoder& encoder) const;
 
   const std::vector<std::string>& files_;
   const Tokenizer& tokenizer_;

@@ -44,7 +44,7 @@ uint32_t PythonRandom::getrandbits(int bits) {
 
 int64_t PythonRandom::below(int64_t end) {
   TRAINER_CHECK(end > 0 && end <= UINT32_MAX, "a random number below {}", end);
-  const int bits = std::bit_width(static_cast<uint64_t>(end));
+  const int bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(end)));
   int64_t drawn = getrandbits(bits);
   while (drawn >= end) drawn = getrandbits(bits);
   return drawn;

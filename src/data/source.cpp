@@ -3,18 +3,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "config/config.h"
 #include "config/file_kind.h"
 #include "config/resolve.h"
+#include "data/chat.h"
 #include "data/file_list.h"
 #include "data/file_parts.h"
+#include "data/sets.h"
 #include "data/source_checks.h"
 #include "data/statistics.h"
 #include "data/stream_of_files.h"
@@ -79,41 +81,6 @@ void choose_ends(const config::Data& data, const std::vector<FilePart>& parts, c
   }
 }
 
-/// Sets the hash of each validation set, and returns that of all sets.
-std::string hash_validation(std::vector<NamedDataset>& sets) {
-  std::string facts;
-  for (auto& [name, set, hash] : sets) {
-    hash = to_string(checksum_of(fmt::format("{} {}", set.stream().fingerprint(), set.begin())));
-    if (name.empty()) return hash;
-    facts += fmt::format("{} {}\n", name, hash);
-  }
-  return sets.empty() ? "" : to_string(checksum_of(facts));
-}
-
-/// True if validation uses the end of each training stream.
-bool has_tails(const config::Data& data) { return data.val_fraction > 0 && validation_parts(data).empty(); }
-
-/// Returns the position where training ends and validation begins: the document end nearest to (1 − fraction)·tokens,
-/// or that position itself if the document end would change the validation share by more than half of it.
-int64_t validation_begin(const TokenStream& stream, double fraction) {
-  const auto target = static_cast<int64_t>(std::llround(fraction * static_cast<double>(stream.tokens())));
-  const int64_t cut = stream.tokens() - target;
-  return stream.document_end_near(cut, target / 2).value_or(cut);
-}
-
-/// Returns the part of a stream that is for training.
-NamedDataset training_source(const config::Config& config, const std::string& name,
-                             std::shared_ptr<const TokenStream> stream) {
-  int64_t end = stream->tokens();
-  if (has_tails(config.data)) {
-    end = validation_begin(*stream, config.data.val_fraction);
-    require_windows(*stream, end, config);
-  }
-  const std::string permutation = name.empty() ? "data.permutation" : "data.permutation/" + name;
-  const auto seed = static_cast<uint64_t>(config.run.seed);
-  return {name, TokenDataset(std::move(stream), config.model.seq_len, seed, 0, end, permutation)};
-}
-
 }  // namespace
 
 fs::path token_cache(const config::Config& config) { return fs::path(config.run.dir) / "tokens"; }
@@ -121,11 +88,17 @@ fs::path token_cache(const config::Config& config) { return fs::path(config.run.
 void adopt_staged(const fs::path& cache) {
   std::error_code none;
   std::vector<std::string> names;
-  for (const fs::directory_entry& entry : fs::directory_iterator(cache / kStaged, none))
+  std::vector<fs::path> indexes;  // each names the tokens to which it belongs
+  for (const fs::directory_entry& entry : fs::directory_iterator(cache / kStaged, none)) {
     if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+    if (entry.path().extension() == ".pack") indexes.push_back(entry.path());
+  }
   for (const std::string& name : names)
-    for (const char* part : {"docs", "bin", "json"})  // the manifest last, since it marks the other files as complete
-      publish(cache / kStaged / fmt::format("{}.{}", name, part), cache / fmt::format("{}.{}", name, part));
+    for (const char* part : {"docs", "spans", "bin", "json"}) {  // the manifest last: it marks the others as complete
+      const std::string file = fmt::format("{}.{}", name, part);
+      if (fs::exists(cache / kStaged / file, none)) publish(cache / kStaged / file, cache / file);
+    }
+  for (const fs::path& index : indexes) publish(index, cache / index.filename());
   drop_staged(cache);
 }
 
@@ -179,8 +152,14 @@ class Opening {
 
  private:
   const Tokenizer* tokenizer() const { return result_.tokenizer ? &*result_.tokenizer : nullptr; }
-  TokenDataset dataset(const std::shared_ptr<TokenStream>& stream, int64_t begin = 0) const {
-    return {stream, config_.model.seq_len, static_cast<uint64_t>(config_.run.seed), begin};
+  IndexPlace index(const FilePart& part, bool tail = false) {
+    IndexPlace place = index_in(cache_, part, tail, {options_.stop, options_.busy});
+    if (options_.stage && fs::exists(place.known))
+      place.make = [this, name = place.known.filename()] {
+        result_.staged = true;
+        return cache_ / kStaged / name;
+      };
+    return place;
   }
   /// Opens files whose tokens have the given name in the cache; null: stopped.
   std::shared_ptr<TokenStream> stream(const std::vector<std::string>& files, const config::Data& settings,
@@ -227,6 +206,7 @@ class Opening {
       streams_.push_back(naming("data.source", part.name, [&] { return stream(part.files, part.data, part.tokens); }));
       if (!streams_.back()) return false;
     }
+    adopt_chat_format();
     const TokenStream& tokens = *streams_.front();
     result_.vocab = tokenizer() != nullptr ? vocabulary_of(tokenizer()->vocab_size(), data_.tokenizer, config_)
                                            : vocabulary_of(tokens.info().vocab_size, tokens.name(), config_);
@@ -246,6 +226,55 @@ class Opening {
     return true;
   }
 
+  /// Returns the format in which a part's token files were written; empty: it is not recorded, or they are text.
+  std::string recorded_chat_format(const FilePart& part) const {
+    return all_token_files(part.files, part.data.format) ? chat_format_of(part.files.front()) : "";
+  }
+
+  /// Returns the configured chat format; "auto" with only tokens of conversations: the one in which they were written.
+  std::string configured_chat_format() const {
+    if (data_.chat_format != "auto" || config::has_conversations(data_)) return data_.chat_format;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (!streams_[i]->has_spans()) continue;
+      if (std::string name = recorded_chat_format(parts_[i]); !name.empty()) return name;
+      if (tokenizer()->special().chat_format.empty())
+        throw Error(Code::config, fmt::format("data.chat_format: {} consists of conversations, whose format is not "
+                                              "recorded next to it; name the format",
+                                              parts_[i].files.front()));
+    }
+    return data_.chat_format;
+  }
+
+  /// With conversations among the training files: makes generated text end with the assistant's turn.
+  void adopt_chat_format() {
+    if (tokenizer() == nullptr ||
+        std::ranges::none_of(streams_, [](const auto& stream) { return stream->has_spans(); }))
+      return;
+    const std::string configured = configured_chat_format();
+    const ChatFormat& format = choose_chat_format(configured, *tokenizer());
+    for (const FilePart& part : parts_)
+      if (const std::string name = recorded_chat_format(part); !name.empty() && name != format.name)
+        throw Error(Code::config,
+                    fmt::format("data.chat_format: the run's is {}, but {} consists of conversations in {}; use one "
+                                "format, or tokenize again",
+                                format.name, part.files.front(), name));
+    SpecialTokens special = tokenizer()->special();
+    log::info("data: chat format {}{}", format.name,
+              configured != "auto"           ? ""
+              : !special.chat_format.empty() ? " (of the checkpoint)"
+              : !chat_template(special).empty()
+                  ? fmt::format(" (recognised by the chat template of {})", data_.tokenizer)
+                  : "");
+    special.chat_format = format.name;
+    if (const int32_t bos = tokenizer()->bos_token(); bos >= 0) special.bos = bos;  // the format may begin with it
+    std::vector<int32_t>& ends = special.eos;
+    if (ends.empty()) ends.push_back(tokenizer()->eos());
+    if (const int32_t end = ChatEncoder(format, *tokenizer()).end(); std::ranges::find(ends, end) == ends.end())
+      ends.insert(ends.begin(), end);
+    result_.tokenizer->use_special(std::move(special));
+    result_.special = tokenizer()->special();
+  }
+
   bool open_validation_files() {
     for (const FilePart& part : validation_parts(data_)) {
       const bool finished = naming("data.validation", part.name, [&] {
@@ -254,7 +283,7 @@ class Opening {
         if (!val) return false;
         require_vocabulary(*val, tokenizer(), result_.vocab, options_.threads);
         if (tokenizer() == nullptr) require_bos(*val, result_.bos);
-        result_.val.push_back({part.name, dataset(val)});
+        result_.val.push_back(validation_set(config_, part, val, 0, index(part)));
         return true;
       });
       if (!finished) return false;
@@ -268,10 +297,11 @@ class Opening {
     for (size_t i = 0; i < parts_.size(); ++i) {
       const std::string& name = parts_[i].name;
       naming("data.source", name, [&] {
-        sources.push_back(training_source(config_, name, streams_[i]));
+        sources.push_back(training_set(config_, parts_[i], streams_[i], index(parts_[i])));
         const int64_t end = sources.back().dataset.end();
-        if (has_tails(data_)) result_.val.push_back({name, dataset(streams_[i], end)});
-        result_.source_hashes[name] = to_string(checksum_of(fmt::format("{} {}", streams_[i]->fingerprint(), end)));
+        if (has_tails(data_))
+          result_.val.push_back(validation_set(config_, parts_[i], streams_[i], end, index(parts_[i], /*tail=*/true)));
+        result_.source_hashes[name] = to_string(checksum_of(facts_of_windows(sources.back().dataset, end)));
       });
     }
     std::ranges::sort(sources, {}, &NamedDataset::name);
@@ -305,6 +335,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) try
 
 TrainingData open_trained_data(const config::Config& config, const fs::path& cache) {
   std::vector<NamedDataset> sources;
+  std::optional<TemporaryFolder> temporary;  // for an index that is missing
   for (const FilePart& part : training_parts(config.data))
     naming("data.source", part.name, [&] {
       const fs::path tokens = cache / part.tokens;
@@ -314,8 +345,12 @@ TrainingData open_trained_data(const config::Config& config, const fs::path& cac
         throw Error(Code::data, fmt::format("{} not found: the run's tokens of {} were removed; resume the run, which "
                                             "tokenizes the text again",
                                             tokens.string(), files.front()));
-      const auto stream = std::make_shared<const TokenStream>(text ? std::vector{tokens.string()} : files);
-      sources.push_back(training_source(config, part.name, stream));
+      const auto stream = std::make_shared<TokenStream>(text ? std::vector{tokens.string()} : files);
+      if (config::is_packed(part.data) && !stream->has_documents() && !config.data.tokenizer.empty())
+        stream->end_documents_with(Tokenizer::load(config.data.tokenizer).eos());
+      IndexPlace place = index_in(cache, part, /*tail=*/false, {});
+      place.make = [&] { return temporary.emplace().path() / "tokens.pack"; };
+      sources.push_back(training_set(config, part, stream, place));
     });
   std::ranges::sort(sources, {}, &NamedDataset::name);
   return TrainingData(std::move(sources));
@@ -352,12 +387,14 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
     require_vocabulary(*stream, tokenizer, vocab, options.threads);
     const std::string name =
         list.size() == 1 ? list.front() : fmt::format("{} and {} more", list.front(), list.size() - 1);
-    if (!files.empty() && stream->tokens() <= config.model.seq_len)
+    if (!files.empty() && stream->tokens() <= config.model.seq_len && !config::is_packed(part.data))
       throw Error(Code::data, fmt::format("{}: {}, fewer than one window of the model's seq_len + 1 = {}; evaluate on "
                                           "more text",
                                           name, counted(stream->tokens(), "token"), config.model.seq_len + 1));
-    result.sets.push_back({part.name, TokenDataset(stream, config.model.seq_len, static_cast<uint64_t>(config.run.seed),
-                                                   tail ? validation_begin(*stream, data.val_fraction) : 0)});
+    IndexPlace index = index_in(cache_folder(config, options), part, tail, {options.stop, options.busy});
+    index.make = [&] { return (temporary ? *temporary : temporary.emplace()).path() / "tokens.pack"; };
+    const int64_t begin = tail ? validation_begin(*stream, data.val_fraction) : 0;
+    result.sets.push_back(validation_set(config, part, stream, begin, index));
     if (result.name.empty()) result.name = name;
   }
   result.own_hash = hash_validation(result.sets);

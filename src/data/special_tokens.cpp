@@ -202,6 +202,16 @@ SpecialTokens read_special_tokens(const fs::path& folder, const TokenId& id_of) 
   return special;
 }
 
+std::string chat_template(const SpecialTokens& special) {
+  const auto found = special.fields.find(kTokenizer);
+  const json given = found == special.fields.end() ? json() : parse_json(found->second).value("chat_template", json());
+  if (given.is_string()) return given.get<std::string>();
+  for (const json& each : given.is_array() ? given : json::array())  // [{"name": …, "template": …}, …]
+    if (member_of(each, "name") == "default" && member_of(each, "template").is_string())
+      return each["template"].get<std::string>();
+  return {};
+}
+
 std::string tokenizer_class(const fs::path& folder) {
   return class_of(read_object(folder / kTokenizer), member_of(read_object(folder / kModel), "model_type"));
 }

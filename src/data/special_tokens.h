@@ -16,6 +16,7 @@ struct SpecialTokens {
   std::optional<int32_t> bos, pad, unk;
   bool add_eos = false;             // true if transformers' tokenizer ends texts with EOS
   std::optional<int32_t> text_end;  // ends documents; empty: the token that the tokenizer itself names
+  std::string chat_format;          // the format of the conversations that were trained on; empty: none were
   /// The fields of each JSON file that exports write back: the file's name, and an object with these fields as they
   /// were. Of config.json and generation_config.json those that name special tokens; of tokenizer_config.json all that
   /// neither the tokenizer nor the run decides, with the names that transformers uses, including defaults.
@@ -33,6 +34,9 @@ using TokenId = std::function<std::optional<int32_t>(const std::string& name)>;
 /// special_tokens_map.json replace those of a tokenizer_config.json without added_tokens_decoder. Throws Code::data
 /// naming file, field and value for a damaged file, and for an id outside the vocabulary of config.json.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const TokenId& id_of);
+
+/// Returns the model's chat template, of several the default one; empty: there is none.
+std::string chat_template(const SpecialTokens& special);
 
 /// Returns the names of all special tokens that tokenizer_config.json and special_tokens_map.json name in `folder`.
 std::vector<std::string> special_names(const std::filesystem::path& folder);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -52,6 +53,9 @@ std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int6
 }  // namespace
 
 double unigram_entropy(const TrainingData& train, const TokenDataset& val, int64_t vocab_size, int threads) {
+  const auto has_spans = [](const NamedDataset& set) { return set.dataset.stream().has_spans(); };
+  if (val.stream().has_spans() || std::ranges::any_of(train.sources(), has_spans))
+    return std::numeric_limits<double>::quiet_NaN();
   // The probability of a token is the sum over sources of share · (count + 1) / total.
   std::vector<double> frequency(static_cast<size_t>(vocab_size), 0.0);
   double total = 1;
@@ -73,8 +77,8 @@ double unigram_entropy(const TrainingData& train, const TokenDataset& val, int64
       frequency[token] += scale * static_cast<double>(seen[token] + 1);
   }
   const int64_t first = val.begin() + 1;  // the first token is never predicted
-  const auto targets =
-      token_counts(val.stream(), first, first + val.windows() * val.seq_len(), vocab_size, threads, kMostCounted);
+  const int64_t last = val.packing() != nullptr ? val.end() : first + val.windows() * val.seq_len();
+  const auto targets = token_counts(val.stream(), first, last, vocab_size, threads, kMostCounted);
   double targets_total = 0, nats = 0;
   for (size_t token = 0; token < targets.size(); ++token) {
     const auto weight = static_cast<double>(targets[token]);

@@ -7,6 +7,8 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "config/file_kind.h"
+#include "config/resolve.h"
+#include "data/chat.h"
 #include "data/file_parts.h"
 
 namespace trainer::data {
@@ -21,7 +23,8 @@ std::shared_ptr<TokenStream> open_token_files(const std::vector<std::string>& fi
     if (const std::string damage = damage_of_tokens(file); !damage.empty())
       throw Error(Code::data, damage + "; recreate it with `trainer tokenize`");
   auto stream = std::make_shared<TokenStream>(files);
-  if (data.separate_documents && tokenizer != nullptr) stream->end_documents_with(tokenizer->eos());
+  if ((data.separates() || config::is_packed(data)) && tokenizer != nullptr)
+    stream->end_documents_with(tokenizer->eos());
   return stream;
 }
 
@@ -33,6 +36,7 @@ std::shared_ptr<TokenStream> open_text(const std::vector<std::string>& files, co
                       .stop = options.stop,
                       .progress = options.progress,
                       .busy = options.busy};
+  if (data.document == config::Document::chat) how.text.chat = &choose_chat_format(data.chat_format, tokenizer);
   const double start = now_seconds();
   std::optional<TokenizeResult> found = find_tokens(files, tokenizer, output, how.text, {options.stop, options.busy});
   if (!found && fs::exists(output))
@@ -45,7 +49,11 @@ std::shared_ptr<TokenStream> open_text(const std::vector<std::string>& files, co
   how.from_scratch = true;
   const TokenizeResult result = found ? *found : tokenize_files(files, tokenizer, place(), how);
   if (!result.finished) return nullptr;
-  if (!result.reused) {
+  if (how.text.chat != nullptr)
+    log::info("{}: {}, {} tokens, {:.0f} % trained", result.tokens_file.string(),
+              counted(result.documents, "conversation"), result.tokens,
+              100 * static_cast<double>(result.counted) / static_cast<double>(result.tokens));
+  else if (!result.reused) {
     log::info("{}: {} tokens in {}, {:.2f} bytes per token, {:.1f} s", result.tokens_file.string(), result.tokens,
               counted(result.documents, "document"),
               static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens), now_seconds() - start);
@@ -59,6 +67,8 @@ std::shared_ptr<TokenStream> open_text(const std::vector<std::string>& files, co
 std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
                                          const Tokenizer* tokenizer, const fs::path& output,
                                          const std::function<fs::path()>& place, const OpenOptions& options) {
+  if (data.document == config::Document::chat)
+    for (const std::string& file : files) require_conversations(file, data.format);
   if (all_token_files(files, data.format)) return open_token_files(files, data, tokenizer);
   const auto tokens_file = [&](const auto& file) { return file_kind(file, data.format) == config::FileKind::tokens; };
   if (const auto tokens = std::ranges::find_if(files, tokens_file); tokens != files.end())

@@ -170,59 +170,111 @@ std::string place(const std::string& file, int64_t offset, const TextOptions& op
   return fmt::format("offset {} (line {})", offset, line_of(file, offset, columns_of(options)));
 }
 
+[[noreturn]] void refuse_line(const std::string& file, int64_t offset, const TextOptions& options,
+                              const std::string& reason) {
+  throw Error(Code::data, fmt::format("{}: {}: {}", file, place(file, offset, options), reason));
+}
+
+/// True if the object is the first of a file, apart from empty lines, so that pieces need not know each other.
+bool is_first(int64_t offset) { return offset <= static_cast<int64_t>(kUtf8Mark.size()); }
+
 void split_json_lines(const std::string& file, const TextPiece& piece, const TextOptions& options, TextFlaws& count,
                       const DocumentSink& sink) {
+  for_each_object(file, piece, options, count, [&](const nlohmann::json& object, int64_t offset) {
+    const auto text = object.find(options.text_key);
+    const bool missing = text == object.end(), first = is_first(offset);
+    if (missing && (first || options.strict))
+      refuse_line(file, offset, options,
+                  fmt::format("the object has no member \"{}\"; set data.text_key to the one with the text{}",
+                              options.text_key, first ? "" : " (data.strict = false skips such lines)"));
+    if (missing || (text->is_null() && !options.strict)) {
+      if (count.without_text++ == 0) count.first_without = offset;
+      return;
+    }
+    if (!text->is_string())
+      refuse_line(file, offset, options,
+                  fmt::format("\"{}\" is {}{}, expected a string{}", options.text_key,
+                              text->is_null()         ? ""
+                              : text->is_structured() ? "an "
+                                                      : "a ",
+                              text->type_name(), text->is_null() ? " (data.strict = false skips such lines)" : ""));
+    const auto& value = text->get_ref<const std::string&>();
+    if (!value.empty()) sink(value, true, true);
+  });
+}
+
+std::string names_of_members(const nlohmann::json& object) {
+  std::string names;
+  for (const auto& [name, value] : object.items()) names += (names.empty() ? "" : ", ") + name;
+  return names.empty() ? "no members" : names;
+}
+
+/// Returns the messages' texts, as a tokenizer is trained on them.
+std::string contents_of(const Conversation& conversation) {
+  std::string text;
+  for (const ChatMessage& message : conversation) text += (text.empty() ? "" : "\n") + message.content;
+  return text;
+}
+
+/// Returns whether the piece is empty; throws for invalid UTF-8 if that is an error.
+TextFlaws flaws_of(const std::string& file, const TextPiece& piece, const TextOptions& options) {
+  TextFlaws count;
+  count.empty_file = piece.text.empty();
+  const size_t bad = options.strict ? utf8_first_invalid(piece.text) : piece.text.size();
+  if (bad < piece.text.size())
+    refuse_line(file, piece.at.offset + static_cast<int64_t>(bad), options,
+                fmt::format("byte 0x{:02x} is not valid UTF-8 (data.strict = false replaces it)",
+                            static_cast<uint8_t>(piece.text[bad])));
+  return count;
+}
+
+}  // namespace
+
+void require_conversations(const std::string& file, config::DataFormat stated) {
+  const std::optional<config::FileKind> kind = config::file_kind(file, stated);
+  if (kind != config::FileKind::json_lines)
+    throw Error(Code::config, fmt::format("{}: document = \"chat\" needs JSON lines or Parquet{}", file,
+                                          kind == config::FileKind::tokens
+                                              ? "; for tokens of conversations, use packing = \"best-fit\" instead"
+                                              : ""));
+}
+
+bool is_json_lines(const std::string& file, const TextOptions& options) {
+  return config::file_kind(file, options.format) == config::FileKind::json_lines;
+}
+
+Columns columns_of(const TextOptions& options) {
+  if (options.document == config::Document::chat) return {"messages", "conversations", "prompt", "completion"};
+  return {options.text_key};
+}
+
+void for_each_object(const std::string& file, const TextPiece& piece, const TextOptions& options, TextFlaws& flaws,
+                     const std::function<void(const nlohmann::json& object, int64_t offset)>& use) {
   for_each_line(piece.text, [&](std::string_view line, size_t start) {
     if (is_blank(line)) return;
     const int64_t offset = piece.at.offset + static_cast<int64_t>(start);
     std::string valid(line);
     const Utf8Repair repair = utf8_repair(valid);
-    if (repair.replaced > 0 && count.replaced == 0) count.first_offset = offset + static_cast<int64_t>(repair.first);
-    count.replaced += repair.replaced;
-    const auto refuse = [&](const std::string& reason) {
-      throw Error(Code::data, fmt::format("{}: {}: {}", file, place(file, offset, options), reason));
-    };
+    if (repair.replaced > 0 && flaws.replaced == 0) flaws.first_offset = offset + static_cast<int64_t>(repair.first);
+    flaws.replaced += repair.replaced;
     auto object = nlohmann::json::parse(valid, nullptr, /*allow_exceptions=*/false);
     if (object.is_discarded()) {
       std::string mended = valid;
       const JsonRepair mend = mend_json(mended);
       object = nlohmann::json::parse(without_overflow(mended), nullptr, /*allow_exceptions=*/false);
       if (object.is_discarded())
-        refuse("expected a JSON object on each line; " + json_fault(valid) + "; correct or delete the line");
+        refuse_line(file, offset, options,
+                    "expected a JSON object on each line; " + json_fault(valid) + "; correct or delete the line");
       if (mend.surrogates > 0 && options.strict)
-        refuse("a string contains an unpaired surrogate (data.strict = false replaces it)");
-      if (mend.surrogates > 0 && count.replaced == 0) count.first_offset = offset + static_cast<int64_t>(mend.first);
-      count.replaced += mend.surrogates;
+        refuse_line(file, offset, options, "a string contains an unpaired surrogate (data.strict = false replaces it)");
+      if (mend.surrogates > 0 && flaws.replaced == 0) flaws.first_offset = offset + static_cast<int64_t>(mend.first);
+      flaws.replaced += mend.surrogates;
     }
-    if (!object.is_object()) refuse("expected a JSON object on each line; correct or delete the line");
-    const auto text = object.find(options.text_key);
-    // A first line after empty ones does not count, so that pieces need not know each other.
-    const bool missing = text == object.end(), first = offset <= static_cast<int64_t>(kUtf8Mark.size());
-    if (missing && (first || options.strict))
-      refuse(fmt::format("the object has no member \"{}\"; set data.text_key to the one with the text{}",
-                         options.text_key, first ? "" : " (data.strict = false skips such lines)"));
-    if (missing || (text->is_null() && !options.strict)) {
-      if (count.without_text++ == 0) count.first_without = offset;
-      return;
-    }
-    if (!text->is_string())
-      refuse(fmt::format("\"{}\" is {}{}, expected a string{}", options.text_key,
-                         text->is_null()         ? ""
-                         : text->is_structured() ? "an "
-                                                 : "a ",
-                         text->type_name(), text->is_null() ? " (data.strict = false skips such lines)" : ""));
-    const auto& value = text->get_ref<const std::string&>();
-    if (!value.empty()) sink(value, true, true);
+    if (!object.is_object())
+      refuse_line(file, offset, options, "expected a JSON object on each line; correct or delete the line");
+    use(object, offset);
   });
 }
-
-}  // namespace
-
-bool is_json_lines(const std::string& file, const TextOptions& options) {
-  return config::file_kind(file, options.format) == config::FileKind::json_lines;
-}
-
-Columns columns_of(const TextOptions& options) { return {options.text_key}; }
 
 PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes, TextPosition start,
                          CutRule cuts, SplitCheck check)
@@ -277,21 +329,38 @@ std::optional<TextPiece> PieceReader::next() {
   }
 }
 
+TextFlaws split_conversations(const std::string& file, TextPiece&& piece, const TextOptions& options,
+                              const std::function<void(const Conversation& conversation)>& use) {
+  require_conversations(file, options.format);
+  TextFlaws count = flaws_of(file, piece, options);
+  if (count.empty_file) return count;
+  Conversation conversation;
+  for_each_object(file, piece, options, count, [&](const nlohmann::json& object, int64_t offset) {
+    std::optional<ChatFlaw> flaw = read_conversation(object, conversation);
+    if (flaw == ChatFlaw::no_members && (is_first(offset) || options.strict))
+      refuse_line(
+          file, offset, options,
+          fmt::format("no messages, conversations, or prompt and completion; it has {}", names_of_members(object)));
+    if (!flaw) flaw = keep_trained(options.chat, conversation);
+    if (!flaw) return use(conversation);
+    if (options.strict)
+      refuse_line(
+          file, offset, options,
+          fmt::format("a conversation that cannot be trained on: {} (data.strict = false skips it)", name_of(*flaw)));
+    ++count.skipped[static_cast<size_t>(*flaw)];
+    if (count.first_skipped < 0) count.first_skipped = offset;
+  });
+  return count;
+}
+
 TextFlaws split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
                           const DocumentSink& sink) {
-  TextFlaws count;
-  if (piece.text.empty()) {
-    count.empty_file = true;
-    return count;
-  }
-  if (options.strict) {
-    const size_t bad = utf8_first_invalid(piece.text);
-    if (bad < piece.text.size()) {
-      throw Error(Code::data, fmt::format("{}: {}: byte 0x{:02x} is not valid UTF-8 (data.strict = false replaces it)",
-                                          file, place(file, piece.at.offset + static_cast<int64_t>(bad), options),
-                                          static_cast<uint8_t>(piece.text[bad])));
-    }
-  }
+  if (options.document == Document::chat)
+    return split_conversations(file, std::move(piece), options, [&](const Conversation& conversation) {
+      if (const std::string text = contents_of(conversation); !text.empty()) sink(text, true, true);
+    });
+  TextFlaws count = flaws_of(file, piece, options);
+  if (count.empty_file) return count;
   if (is_json_lines(file, options)) {
     split_json_lines(file, piece, options, count, sink);
     return count;
@@ -312,6 +381,8 @@ TextFlaws split_documents(const std::string& file, TextPiece&& piece, const Text
     case Document::block:
       split_blocks(piece.text, inside, piece.ends_document, sink);
       break;
+    case Document::chat:
+      break;  // above
   }
   return count;
 }

@@ -3,10 +3,12 @@
 // nor tokens: at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a piece,
 // before a space. The next piece's beginning depends only on the file's content, so reading can be resumed at any
 // piece.
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +16,7 @@
 
 #include "config/data.h"
 #include "data/byte_source.h"
+#include "data/conversation.h"
 
 namespace trainer::data {
 
@@ -22,6 +25,7 @@ struct TextOptions {
   config::Document document = config::Document::file;  // plain text: the extent of a document
   bool strict = false;                                 // TextFlaws are errors instead of being repaired or skipped
   config::DataFormat format = config::DataFormat::automatic;  // format of the files if their names do not determine it
+  const ChatFormat* chat = nullptr;  // the conversations' format; null: their text is read as a document
 };
 
 /// True for JSON lines, false for plain text: determined by the file's name unless the options set it.
@@ -95,8 +99,24 @@ struct TextFlaws {
   int64_t first_offset = -1;  // offset of the first one in the file
   int64_t without_text = 0;   // lines of .jsonl that were skipped: their text is null or missing
   int64_t first_without = -1;
-  bool empty_file = false;  // the file has no text at all
+  bool empty_file = false;                    // the file has no text at all
+  std::array<int64_t, kChatFlaws> skipped{};  // conversations, by their flaw
+  int64_t first_skipped = -1;
 };
+
+/// Calls use(object, offset) for the JSON object of each line of a piece that is not blank; `offset` is the line's in
+/// the file. Repairs invalid UTF-8 and what mend_json() repairs, counted in `flaws`. Throws Code::data for a line that
+/// is not a JSON object, and when strict for unpaired surrogates. The message names `file`, the offset and the line.
+void for_each_object(const std::string& file, const TextPiece& piece, const TextOptions& options, TextFlaws& flaws,
+                     const std::function<void(const nlohmann::json& object, int64_t offset)>& use);
+
+/// Calls use(conversation) for each conversation of a piece of JSON lines, without what follows the last turn of the
+/// assistant. Conversations that cannot be trained on are skipped and counted, but the first line of a file must have
+/// the members. Throws like for_each_object(), and when strict for any TextFlaws.
+TextFlaws split_conversations(const std::string& file, TextPiece&& piece, const TextOptions& options,
+                              const std::function<void(const Conversation& conversation)>& use);
+/// Throws Code::config, naming the file, if it is not JSON lines.
+void require_conversations(const std::string& file, config::DataFormat stated);
 
 /// A part of a document; `starts` and `ends` are true for the first and the last part. The view is valid only during
 /// the call.
@@ -106,6 +126,7 @@ using DocumentSink = std::function<void(std::string_view text, bool starts, bool
 ///   file:  the whole file is one document, unchanged;
 ///   line:  each line that is not blank, without its line end;
 ///   block: lines between blank lines, without the last line end;
+///   chat:  the contents of each conversation's messages (see split_conversations());
 ///   .jsonl: the text of each line's object. Lines whose text is null or missing are skipped, but the first line of a
 ///   file must have the member: otherwise options.text_key is probably wrong.
 /// Throws Code::data for a line that is not a JSON object, for a text that is not a string, and when strict for any

@@ -85,6 +85,10 @@ TokenStream::TokenStream(const std::vector<std::string>& files) {
       throw Error(Code::data, fmt::format("{}: offset 40: its documents begin with {}, those of {} with {}; tokenize "
                                           "both with the same data.bos",
                                           path, bos_text(found.bos), files.front(), bos_text(info_.bos)));
+    if (found.spans != info_.spans)
+      throw Error(Code::data, fmt::format("{}: offset 44: it has {}loss spans, unlike {}; use different sources for "
+                                          "conversations and text",
+                                          path, found.spans ? "" : "no ", files.front()));
     segments_.push_back(std::move(segment));
   }
   info_.tokens = tokens_;
@@ -124,11 +128,17 @@ void TokenStream::for_each_block(int64_t begin, int64_t end, F&& fn) const {
 }
 
 bool TokenStream::is_whole() const {
-  return std::ranges::all_of(segments_, [](const auto& segment) { return segment->layout.file->is_whole(); });
+  return std::ranges::all_of(segments_, [](const auto& segment) {
+    const TokenFileLayout& layout = segment->layout;
+    return layout.file->is_whole() && (!layout.spans || layout.spans->file().is_whole());
+  });
 }
 
 void TokenStream::require_whole() const {
-  for (const auto& segment : segments_) segment->layout.file->require_whole();
+  for (const auto& segment : segments_) {
+    segment->layout.file->require_whole();
+    if (segment->layout.spans) segment->layout.spans->file().require_whole();
+  }
 }
 
 void TokenStream::copy(int64_t begin, std::span<int32_t> out) const {
@@ -215,7 +225,7 @@ bool TokenStream::has_documents() const {
 
 void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row,
                                 std::vector<int64_t>& starts) const {
-  const int32_t separator = info_.eos >= 0 ? info_.eos : separator_;
+  const int32_t separator = this->separator();
   for_each_span(begin, begin + static_cast<int64_t>(ids.size()),
                 [&](const Segment& segment, int64_t from, int64_t stop) {
                   const auto start_at = [&](int64_t position) { starts.push_back(row + position - begin); };
@@ -243,8 +253,24 @@ void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int
                 });
 }
 
-bool TokenStream::has_spans() const {
-  return std::ranges::any_of(segments_, [](const auto& segment) { return segment->layout.spans != nullptr; });
+void TokenStream::for_each_document(int64_t begin, int64_t end,
+                                    const std::function<void(int64_t, int64_t)>& use) const {
+  for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
+    const auto end_at = [&](int64_t position) {
+      if (position > from) use(from, position);
+      from = std::max(from, position);
+    };
+    if (const DocumentIndex* index = segment.layout.documents.get()) {
+      for (int64_t n = index->first_ending_from(from - segment.begin + 1); n < index->documents() && from < stop; ++n)
+        end_at(std::min(segment.begin + index->end_of(n), stop));
+    } else {
+      segment.read(from, stop, [&](int64_t position, auto tokens) {
+        for (size_t i = 0; i < tokens.size(); ++i)
+          if (static_cast<int64_t>(tokens[i]) == separator()) end_at(position + static_cast<int64_t>(i) + 1);
+      });
+    }
+    end_at(stop);
+  });
 }
 
 /// Calls fn(from, stop) for the runs of counted tokens in [begin, end).
@@ -279,7 +305,7 @@ std::vector<FileSpan> TokenStream::files_of(int64_t begin, int64_t end) const {
   return spans;
 }
 
-std::string TokenStream::fingerprint() const {
+std::string TokenStream::fingerprint(bool with_documents) const {
   constexpr int64_t kBlocks = 256, kBlockBytes = 4096;
   std::array<std::byte, kBlockBytes> block;
   std::string facts = fmt::format("{} {} {};", info_.vocab_size, info_.eos, info_.tokenizer_hash);
@@ -299,6 +325,11 @@ std::string TokenStream::fingerprint() const {
     facts += fmt::format("{} {} ", segment->count(), layout.width);
     add_blocks(*layout.file, layout.offset);
     if (layout.spans) add_blocks(layout.spans->file(), 0);
+    if (!with_documents) continue;
+    if (layout.documents)
+      add_blocks(layout.documents->file(), 0);
+    else
+      facts += fmt::format(" {} ", separator());
   }
   return to_string(checksum_of(facts));
 }

@@ -12,6 +12,7 @@
 // The document index X.docs and X.spans (positions.h) are next to X.bin. All little-endian.
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,7 +61,8 @@ struct TokenRange {
 class TokenStream {
  public:
   /// Throws Code::data, naming file and offset, when a file is missing, empty, truncated, or does not match its index.
-  /// The same holds when files of different vocabularies, tokenizers or BOS tokens are joined.
+  /// The same holds when files of different vocabularies, tokenizers or BOS tokens are joined, or files with and
+  /// without loss spans.
   explicit TokenStream(const std::vector<std::string>& files);
   ~TokenStream();
   TokenStream(const TokenStream&) = delete;
@@ -97,13 +99,19 @@ class TokenStream {
   bool has_documents() const;
   /// Makes append_starts() end documents with this token in files without header and index.
   void end_documents_with(int32_t token) { separator_ = token; }
+  /// Returns the token after which documents end in files without an index; −1: not known.
+  int32_t separator() const { return info_.eos >= 0 ? info_.eos : separator_; }
   /// Appends the positions in `ids` (the tokens from position `begin`) at which documents begin, plus `row`. A
   /// document begins at the start of a file and where the previous one ends, as in document_end_near(), which does not
   /// use the token of end_documents_with(): the split of a run's validation data must not move.
   void append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row, std::vector<int64_t>& starts) const;
 
-  /// True if some file has loss spans: then not every token is counted as a target.
-  bool has_spans() const;
+  /// Calls use(first, last) for the parts in [begin, end) of documents, in order, without empty ones. Documents end as
+  /// in append_starts().
+  void for_each_document(int64_t begin, int64_t end, const std::function<void(int64_t, int64_t)>& use) const;
+
+  /// True if the files have loss spans: then not every token is counted as a target.
+  bool has_spans() const { return info_.spans; }
   /// Appends the runs of counted tokens in [begin, end), in order. A file without spans is one run.
   void append_spans(int64_t begin, int64_t end, std::vector<TokenRange>& spans) const;
   /// Returns the counted tokens in [begin, end), in time proportional to their runs.
@@ -114,8 +122,8 @@ class TokenStream {
 
   /// Returns the XXH3-128 over sizes, header fields and evenly spaced blocks of tokens and loss spans in each file
   /// (4 KiB each, 256 per file, and both ends). It distinguishes files in constant time; a change between the blocks is
-  /// not detected.
-  std::string fingerprint() const;
+  /// not detected. `with_documents`: also over what ends documents: blocks of the index, or the token.
+  std::string fingerprint(bool with_documents = false) const;
 
  private:
   struct Segment;

@@ -35,6 +35,7 @@ class OwnIndex : public DocumentIndex {
     if (const int64_t end = ends_.at(documents()); end != tokens)
       ends_.refuse(documents(), fmt::format("the last document ends at token {}, the token file has {}", end, tokens));
   }
+  const InputFile& file() const override { return ends_.file(); }
   int64_t documents() const override { return ends_.units(); }
   int64_t end_of(int64_t document) const override { return ends_.at(document + 1); }
 
@@ -70,6 +71,7 @@ class MegatronIndex : public DocumentIndex {
   }
   int width() const { return width_; }
   int64_t tokens() const { return tokens_; }
+  const InputFile& file() const override { return file_; }
   int64_t documents() const override { return marks_ - 1; }
   int64_t end_of(int64_t document) const override {
     const auto sequence = numbers_.at<int64_t>(document_mark(document + 1));
@@ -191,10 +193,12 @@ TokenFileLayout open_token_file(const std::string& path) {
   if (std::error_code none; !layout.documents && fs::exists(positions_path(path, kDocuments), none))
     layout.documents = std::make_unique<OwnIndex>(positions_path(path, kDocuments), tokens);
   if (layout.info.spans) {
-    const fs::path spans = positions_path(path, kSpans);
-    if (std::error_code none; !fs::exists(spans, none))
-      throw Error(Code::data,
-                  fmt::format("{}: its header has loss spans, {} is missing; tokenize again", path, spans.string()));
+    const fs::path spans = positions_path(path, kSpans), documents = positions_path(path, kDocuments);
+    std::error_code none;
+    for (const fs::path& file : {documents, spans})  // without the documents, conversations would be cut anywhere
+      if (!fs::exists(file, none))
+        throw Error(Code::data,
+                    fmt::format("{}: its header has loss spans, {} is missing; tokenize again", path, file.string()));
     layout.spans = std::make_unique<LossSpans>(spans, tokens);
   }
   return layout;

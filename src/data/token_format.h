@@ -19,6 +19,7 @@ class DocumentIndex {
   virtual ~DocumentIndex() = default;
   virtual int64_t documents() const = 0;
   virtual int64_t end_of(int64_t document) const = 0;
+  virtual const InputFile& file() const = 0;
   /// Returns the first document that ends at or after `position`; documents() if none does. Thread-safe.
   int64_t first_ending_from(int64_t position) const {
     return search_.first_from(position, documents(), [&](int64_t document) { return end_of(document); });

@@ -6,10 +6,12 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/join.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/name_lock.h"
 #include "base/units.h"
+#include "data/chat.h"
 #include "data/input_key.h"
 #include "data/piece_pipeline.h"
 #include "data/positions.h"
@@ -30,22 +32,29 @@ struct Progress {
   TextPosition position;
   int64_t raw_bytes = 0, tokens = 0, documents = 0, text_bytes = 0, replaced = 0, without_text = 0, empty_files = 0;
   std::string first_replaced, first_without, first_empty;
+  int64_t spans = 0, counted = 0;  // runs of counted tokens, and their tokens
+  std::array<int64_t, kChatFlaws> skipped{};
+  std::string first_skipped;
 };
 
 json to_json(const Progress& p) {
-  return {{"file", p.position.file},
-          {"offset", p.position.offset},
-          {"inside_document", p.position.inside_document},
-          {"raw_bytes", p.raw_bytes},
-          {"tokens", p.tokens},
-          {"documents", p.documents},
-          {"text_bytes", p.text_bytes},
-          {"replaced", p.replaced},
-          {"first_replaced", p.first_replaced},
-          {"without_text", p.without_text},
-          {"first_without", p.first_without},
-          {"empty_files", p.empty_files},
-          {"first_empty", p.first_empty}};
+  json j = {{"file", p.position.file},
+            {"offset", p.position.offset},
+            {"inside_document", p.position.inside_document},
+            {"raw_bytes", p.raw_bytes},
+            {"tokens", p.tokens},
+            {"documents", p.documents},
+            {"text_bytes", p.text_bytes},
+            {"replaced", p.replaced},
+            {"first_replaced", p.first_replaced},
+            {"without_text", p.without_text},
+            {"first_without", p.first_without},
+            {"empty_files", p.empty_files},
+            {"first_empty", p.first_empty}};
+  // Only of conversations: the manifests of text are as they were.
+  if (p.spans > 0 || !p.first_skipped.empty())
+    j["chat"] = {{"spans", p.spans}, {"counted", p.counted}, {"skipped", p.skipped}, {"first", p.first_skipped}};
+  return j;
 }
 
 Progress progress_from(const json& j) {
@@ -61,30 +70,39 @@ Progress progress_from(const json& j) {
   p.first_without = j.at("first_without");
   p.empty_files = j.at("empty_files");
   p.first_empty = j.at("first_empty");
+  if (const auto chat = j.find("chat"); chat != j.end()) {
+    p.spans = chat->at("spans");
+    p.counted = chat->at("counted");
+    p.skipped = chat->at("skipped");
+    p.first_skipped = chat->at("first");
+  }
   return p;
 }
 
-/// The folder of unfinished work. It contains tokens and document index with blank headers, and the progress at the
-/// last sync.
+/// The folder of unfinished work. It contains tokens, document index and loss spans with blank headers, and the
+/// progress at the last sync.
 class WorkFolder {
  public:
-  WorkFolder(const fs::path& folder, std::string key, int width)
+  WorkFolder(const fs::path& folder, std::string key, int width, bool spans)
       : folder_(folder),
         key_(std::move(key)),
         width_(width),
         lock_(lock(folder)),
         tokens_(File::open_to_write(folder / "tokens")),
         documents_(folder / "documents", kDocuments) {
+    if (spans) spans_.emplace(folder / "spans", kSpans);
     try {
       const json saved = read_json_or_null(folder_ / "progress.json");
       if (saved.is_object() && saved.at("key") == key_) done_ = progress_from(saved.at("done"));
     } catch (const json::exception&) {
       done_ = {};
     }
-    if (tokens_.size() < token_bytes() || !documents_.has(done_.documents)) done_ = {};
+    if (tokens_.size() < token_bytes() || !documents_.has(done_.documents) || (spans_ && !spans_->has(done_.spans)))
+      done_ = {};
     if (done_.raw_bytes == 0) fs::remove(folder_ / "progress.json");  // its tokens are about to be overwritten
     tokens_.truncate(token_bytes());
     documents_.resume_at(done_.documents);
+    if (spans_) spans_->resume_at(done_.spans);
   }
   /// Removes the folder, also after an error, unless it has progress from which a later call can resume.
   ~WorkFolder() {
@@ -109,12 +127,18 @@ class WorkFolder {
     }
     tokens_.write_at(token_bytes(), bytes);
     documents_.append(piece.document_ends, done_.tokens);
+    if (spans_) spans_->append(piece.spans, done_.tokens);
+    for (size_t i = 0; i < piece.spans.size(); i += 2) done_.counted += piece.spans[i + 1] - piece.spans[i];
+    done_.spans += std::ssize(piece.spans) / 2;
     const TextFlaws& flaws = piece.flaws;
     if (flaws.replaced > 0 && done_.replaced == 0)
       done_.first_replaced = fmt::format("{}: offset {}", file, flaws.first_offset);
     if (flaws.without_text > 0 && done_.without_text == 0)
       done_.first_without = fmt::format("{}: offset {}", file, flaws.first_without);
     if (flaws.empty_file && done_.empty_files == 0) done_.first_empty = file;
+    if (flaws.first_skipped >= 0 && done_.first_skipped.empty())
+      done_.first_skipped = fmt::format("{}: offset {}", file, flaws.first_skipped);
+    for (size_t i = 0; i < kChatFlaws; ++i) done_.skipped[i] += flaws.skipped[i];
     done_.position = piece.next;
     done_.raw_bytes += piece.raw_bytes;
     done_.text_bytes += piece.text_bytes;
@@ -128,15 +152,19 @@ class WorkFolder {
   void save() {
     tokens_.sync();
     documents_.sync();
+    if (spans_) spans_->sync();
     replace_file(folder_ / "progress.json", json_text(json{{"key", key_}, {"done", to_json(done_)}}));
   }
 
-  /// Completes both files and moves them to their final places.
-  void finish(const TokenFileInfo& info, const fs::path& output) {
+  /// Completes the files and moves them to their final places.
+  void finish(TokenFileInfo info, const fs::path& output) {
+    info.spans = spans_.has_value();
     tokens_.write_at(0, token_header(info));
     tokens_.sync();
     documents_.finish();
+    if (spans_) spans_->finish();
     publish(folder_ / "documents", positions_path(output, kDocuments));
+    if (spans_) publish(folder_ / "spans", positions_path(output, kSpans));
     publish(folder_ / "tokens", output);
   }
   /// The destructor then removes the folder.
@@ -168,8 +196,9 @@ class WorkFolder {
   std::string key_;
   int width_;
   std::optional<NameLock> lock_;
-  File tokens_;  // opened by the holder of the lock only, as the next one
+  File tokens_;  // opened by the holder of the lock only, as the next ones
   PositionsWriter documents_;
+  std::optional<PositionsWriter> spans_;  // only for conversations
   Progress done_;
 };
 
@@ -177,9 +206,11 @@ fs::path with_extension(const fs::path& output, const char* extension) {
   return fs::path(output).replace_extension(extension);
 }
 
-/// Returns checksums of a token file and its document index. The manifest stores them for later readers to compare.
+/// Returns checksums of a token file, its document index and its loss spans. The manifest stores them for later readers
+/// to compare.
 json checksums_of(const fs::path& output) {
   json sums = {{"documents", hash_file(positions_path(output, kDocuments))}};
+  if (TokenStream({output.string()}).has_spans()) sums["spans"] = hash_file(positions_path(output, kSpans));
   const bool short_enough = File::open_input(output).size() <= kHashedBytes;
   sums[short_enough ? "tokens" : "fingerprint"] =
       short_enough ? hash_file(output) : TokenStream({output.string()}).fingerprint();
@@ -194,16 +225,17 @@ std::string damage_by(const json& manifest, const fs::path& output) try {
     const std::string before = text_in(known, key);
     return !before.empty() && before != found;
   };
-  if (differs("documents", hash_file(positions_path(output, kDocuments))))
-    return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited",
-                       positions_path(output, kDocuments).string(), with_extension(output, ".json").string());
+  const auto damaged = [&](const fs::path& file) {
+    return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited", file.string(),
+                       with_extension(output, ".json").string());
+  };
+  const fs::path documents = positions_path(output, kDocuments), spans = positions_path(output, kSpans);
+  if (differs("documents", hash_file(documents))) return damaged(documents);
+  if (known.contains("spans") && differs("spans", hash_file(spans))) return damaged(spans);
   const bool tokens_differ = text_in(known, "tokens").empty()
                                  ? differs("fingerprint", TokenStream({output.string()}).fingerprint())
                                  : differs("tokens", hash_file(output));
-  if (tokens_differ)
-    return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited", output.string(),
-                       with_extension(output, ".json").string());
-  return {};
+  return tokens_differ ? damaged(output) : "";
 } catch (const Error& error) {  // one of them cannot be read
   return error.what();
 }
@@ -220,7 +252,10 @@ TokenizeResult result_of(const fs::path& output, bool finished, bool reused, con
           done.without_text,
           done.first_without,
           done.empty_files,
-          done.first_empty};
+          done.first_empty,
+          done.skipped,
+          done.first_skipped,
+          done.counted};
 }
 
 /// Throws the error for files that contain no text.
@@ -228,6 +263,8 @@ TokenizeResult result_of(const fs::path& output, bool finished, bool reused, con
   if (done.empty_files == 1 && files.size() == 1) refuse_empty(files.front());
   const std::string why =
       done.empty_files == std::ssize(files) ? fmt::format(": all {} files are empty", files.size())
+      : !done.first_skipped.empty()
+          ? ": no conversation can be trained on: " + skipped_text(result_of({}, true, false, done)) + " skipped"
       : done.without_text > 0
           ? fmt::format(": \"{}\" is null or missing in {}; set data.text_key to the member with the text",
                         text.text_key, counted(done.without_text, "line"))
@@ -244,7 +281,8 @@ struct Request {
 std::string key_of(const json& inputs, const Tokenizer& tokenizer, const TextOptions& text) {
   const std::string bos = tokenizer.bos() < 0 ? "" : fmt::format(" bos {}", tokenizer.bos());
   const std::optional<int32_t> end = tokenizer.special().text_end;
-  return input_key(inputs, text, kFormat + tokenizer.hash() + bos + (end ? fmt::format(" eos {}", *end) : ""));
+  const std::string chat = text.chat == nullptr ? "" : chat_key(*text.chat, tokenizer);
+  return input_key(inputs, text, kFormat + tokenizer.hash() + bos + (end ? fmt::format(" eos {}", *end) : "") + chat);
 }
 Request request_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
                    const TextOptions& text, const Watch& watch) {
@@ -289,7 +327,21 @@ std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files,
   return finished_before(output, manifest, request_of(files, tokenizer, manifest, text, watch), watch);
 }
 
+std::string skipped_text(const TokenizeResult& result) {
+  std::vector<std::string> reasons;
+  int64_t all = 0;
+  for (size_t i = 0; i < kChatFlaws; ++i) {
+    if (result.skipped[i] == 0) continue;
+    all += result.skipped[i];
+    reasons.push_back(fmt::format("{} {}", result.skipped[i], name_of(static_cast<ChatFlaw>(i))));
+  }
+  return all == 0 ? "" : fmt::format("{} ({})", all, fmt::join(reasons, ", "));
+}
+
 void warn_of_flaws(const TokenizeResult& result, const TextOptions& text) {
+  if (const std::string skipped = skipped_text(result); !skipped.empty())
+    log::warning("conversations that cannot be trained on were skipped: {}, the first at {}", skipped,
+                 result.first_skipped);
   if (result.replaced > 0)
     log::warning("{} bytes of the text are not valid UTF-8 and were replaced by U+FFFD, the first at {}",
                  result.replaced, result.first_replaced);
@@ -306,6 +358,10 @@ void warn_of_flaws(const TokenizeResult& result, const TextOptions& text) {
 
 std::string damage_of_tokens(const fs::path& token_file) {
   return damage_by(read_json_or_null(with_extension(token_file, ".json")), token_file);
+}
+
+std::string chat_format_of(const fs::path& token_file) {
+  return text_in(read_json_or_null(with_extension(token_file, ".json")), "chat_format");
 }
 
 std::string text_of_document(const fs::path& token_file, int64_t document, const TextOptions& text) {
@@ -329,6 +385,8 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   const bool piped = is_pipe(files.front());
   TRAINER_CHECK(!piped || files.size() == 1, "a pipe must be the only input");
   const Watch watch{options.stop, options.busy};
+  if (options.text.document == config::Document::chat)
+    for (const std::string& file : files) require_conversations(file, options.text.format);
   auto [inputs, gone, key] = piped ? Request{} : request_of(files, tokenizer, manifest, options.text, watch);
   const bool reuses = !options.from_scratch && !piped;
   const Request request{inputs, gone, key};
@@ -339,7 +397,8 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
 
   std::vector<int64_t> sizes(1);  // total size before each file, and of all files
   for (const json& input : inputs) sizes.push_back(sizes.back() + input["size"].get<int64_t>());
-  WorkFolder work(with_extension(output, ".work"), key, token_width(tokenizer.vocab_size()));
+  WorkFolder work(with_extension(output, ".work"), key, token_width(tokenizer.vocab_size()),
+                  options.text.chat != nullptr);
   // A different process may have finished before this one took the lock.
   if (auto result = reuses ? finished_before(output, read_json_or_null(manifest_path), request, watch) : std::nullopt)
     return *result;
@@ -377,11 +436,12 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   const TokenFileInfo info{work.done().tokens, tokenizer.vocab_size(), tokenizer.eos(), tokenizer.hash(),
                            tokenizer.bos()};
   work.finish(info, output);
-  const json written = {{"key", key},
-                        {"inputs", inputs},
-                        {"tokenizer", tokenizer.hash()},
-                        {"checksums", checksums_of(output)},
-                        {"done", to_json(work.done())}};
+  json written = {{"key", key},
+                  {"inputs", inputs},
+                  {"tokenizer", tokenizer.hash()},
+                  {"checksums", checksums_of(output)},
+                  {"done", to_json(work.done())}};
+  if (options.text.chat != nullptr) written["chat_format"] = std::string(options.text.chat->name);
   replace_file(manifest_path, json_text(written, 2) + "\n");
   work.forget();
   return result(true);

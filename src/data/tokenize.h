@@ -3,8 +3,9 @@
 // function of the texts, the tokenizer and the options: it does not depend on thread count, interruptions or piece
 // size.
 //
-// NAME.bin, NAME.docs and NAME.json (the manifest, written last) are published only when complete. Until then
-// NAME.work/ contains the unfinished output, from which the next call resumes.
+// NAME.bin, NAME.docs, NAME.spans (of conversations) and NAME.json (the manifest, written last) are published only when
+// complete. Until then NAME.work/ contains the unfinished output, from which the next call resumes.
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -48,8 +49,13 @@ struct TokenizeResult {
   std::string first_without = {};
   int64_t empty_files = 0;
   std::string first_empty = {};
+  std::array<int64_t, kChatFlaws> skipped = {};  // conversations, by their flaw
+  std::string first_skipped = {};
+  int64_t counted = 0;  // tokens of conversations that are trained
 };
 
+/// Returns the reasons for which conversations were skipped: "3 (2 tool calls, 1 null contents)". Empty: none were.
+std::string skipped_text(const TokenizeResult& result);
 /// Logs a warning for each kind of flaw that was repaired or skipped.
 void warn_of_flaws(const TokenizeResult& result, const TextOptions& text);
 
@@ -64,6 +70,9 @@ std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files,
 /// Checks a token file against the checksums in the manifest next to it and describes any corruption. Returns an empty
 /// text if the file is intact or has no manifest with checksums.
 std::string damage_of_tokens(const std::filesystem::path& token_file);
+
+/// Returns the format of the conversations in a token file, as its manifest records it; empty: it does not.
+std::string chat_format_of(const std::filesystem::path& token_file);
 
 /// Returns the text file of a document (counted from 0) of a token file, as its manifest records it: the only text, or
 /// the text with that number if each file is one document. Empty if the manifest does not record it.

@@ -129,6 +129,20 @@ std::optional<int32_t> Tokenizer::find(const std::string& name) const {
   return std::nullopt;
 }
 
+std::vector<int32_t> Tokenizer::special_ids(std::span<const std::string> names) const {
+  std::vector<int32_t> ids(names.size(), -1);
+  for (int32_t id = 0; id < vocab_size(); ++id) {
+    if (!piece(id).empty()) continue;
+    const auto found = std::ranges::find(names, name_of(id));
+    if (found != names.end()) ids[static_cast<size_t>(found - names.begin())] = id;
+  }
+  return ids;
+}
+
+int32_t Tokenizer::bos_token() const {
+  return bos_ >= 0 ? bos_ : known_bos_ >= 0 ? known_bos_ : special_.bos.value_or(-1);
+}
+
 void Tokenizer::use_special(SpecialTokens special) {
   special_ = std::move(special);
   eos_ = special_.text_end.value_or(model_->facts().eos);

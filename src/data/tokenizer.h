@@ -57,10 +57,12 @@ class Tokenizer {
   /// them), since the library takes memory and time for each letter of distinct words. Throws Code::data, naming the
   /// limit, when the text is too small for a vocabulary of this size.
   static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
-                         int64_t max_bytes = int64_t{64} << 20);
-  /// Trains on a sample that contains these shares of the texts.
-  static Tokenizer train(const std::vector<TrainingText>& texts, int64_t vocab_size,
-                         int64_t max_bytes = int64_t{64} << 20);
+                         int64_t max_bytes = kSampleBytes);
+  /// Trains on a sample that contains these shares of the texts. The vocabulary begins with the control symbols, which
+  /// are special tokens, after the usual ones.
+  static Tokenizer train(const std::vector<TrainingText>& texts, int64_t vocab_size, int64_t max_bytes = kSampleBytes,
+                         const std::vector<std::string>& control_symbols = {});
+  static constexpr int64_t kSampleBytes = int64_t{64} << 20;
 
   std::vector<int32_t> encode(std::string_view text) const;
   std::string decode(std::span<const int32_t> ids) const;
@@ -73,6 +75,10 @@ class Tokenizer {
   const SpecialTokens& special() const { return special_; }
   /// Sets special(). Documents end with its text_end, else with the tokenizer's own token, else with its first EOS.
   void use_special(SpecialTokens special);
+  /// Returns the ids of special tokens, which are never found in text, by their names; −1: there is none.
+  std::vector<int32_t> special_ids(std::span<const std::string> names) const;
+  /// Returns the BOS token of the vocabulary or of the files, whether texts begin with it or not; −1: there is none.
+  int32_t bos_token() const;
   /// Makes this token end documents, as it does in existing tokens.
   void use_eos(int32_t eos);
   /// Returns the token that begins each document and prompt; −1: none, as long as use_bos() is not called.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/join.h"
 #include "base/utf8.h"
 #include "data/text_sample.h"
 #include "data/tokenizer.h"
@@ -124,7 +125,8 @@ Tokenizer Tokenizer::train(const std::vector<std::string>& files, int64_t vocab_
   return train({TrainingText{files, options}}, vocab_size, max_bytes);
 }
 
-Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab_size, int64_t max_bytes) {
+Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab_size, int64_t max_bytes,
+                           const std::vector<std::string>& control_symbols) {
   std::vector<std::string> lines;
   std::string first;
   for (const TrainingText& text : texts) {
@@ -136,7 +138,8 @@ Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab
   }
   split_at_reserved(lines);
   thin_out_long_words(lines);
-  const int64_t characters = distinct_characters(lines), least = kFixedPieces + characters;
+  const int64_t characters = distinct_characters(lines), symbols = 4 + std::ssize(control_symbols),
+                least = kFixedPieces - 4 + symbols + characters;
   if (characters == 0)
     throw Error(Code::data, fmt::format("{}: no text to train a tokenizer on, only tabs, U+2585 or names of symbols "
                                         "such as </s>; add text",
@@ -144,14 +147,14 @@ Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab
   if (vocab_size < least) {
     throw Error(Code::data,
                 fmt::format("{}: data.vocab_size = {} is too small for a tokenizer of this text: its {} different "
-                            "characters, 256 bytes and 4 symbols need at least {}",
-                            first, vocab_size, least - kFixedPieces, least));
+                            "characters, 256 bytes and {} symbols need at least {}",
+                            first, vocab_size, characters, symbols, least));
   }
   Sentences sentences(lines);
   std::string model;
   // Training uses one thread, since the library writes the number of threads into the model, which would otherwise
   // differ between machines.
-  const std::unordered_map<std::string, std::string> settings = {
+  std::unordered_map<std::string, std::string> settings = {
       {"vocab_size", std::to_string(vocab_size)},
       {"model_type", "bpe"},
       {"byte_fallback", "true"},
@@ -165,6 +168,7 @@ Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab
       {"num_threads", "1"},
       {"minloglevel", "2"},
   };
+  if (!control_symbols.empty()) settings["control_symbols"] = fmt::format("{}", fmt::join(control_symbols, ","));
   const auto status = sentencepiece::SentencePieceTrainer::Train(settings, &sentences, &model);
   if (!status.ok())
     throw Error(Code::data, fmt::format("{}: training the tokenizer failed: {}", first, status.ToString()));

@@ -31,14 +31,28 @@ void TrainingData::set_mixture(Mixture mixture) {
   }
 }
 
+TrainingData::Place TrainingData::place_of(int64_t sample) const {
+  if (!is_mixed()) return {sources_.front().dataset, sample};
+  const Mixture::Place place = mixture_->at(sample);
+  const TokenDataset* dataset = by_place_[place.source];
+  TRAINER_CHECK(dataset != nullptr, "the source of sample {} is open", sample);
+  return {*dataset, place.index};
+}
+
+int64_t TrainingData::counted(int64_t sample, int64_t sequences) const {
+  int64_t sum = 0;
+  for (int64_t n = sample; n < sample + sequences; ++n) {
+    const Place place = place_of(n);
+    sum += place.dataset.counted(place.dataset.window_of(place.sample));
+  }
+  return sum;
+}
+
 void TrainingData::train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const {
-  if (!is_mixed()) return sources_.front().dataset.train_batch(sample, sequences, out);
   out.resize(sequences, sources_.front().dataset.seq_len());
   for (int64_t row = 0; row < sequences; ++row) {
-    const Mixture::Place place = mixture_->at(sample + row);
-    const TokenDataset* dataset = by_place_[place.source];
-    TRAINER_CHECK(dataset != nullptr, "the source of sample {} is open", sample + row);
-    dataset->fill_sample(place.index, row, out);
+    const Place place = place_of(sample + row);
+    place.dataset.fill_sample(place.sample, row, out);
   }
 }
 

@@ -26,11 +26,20 @@ class TrainingData {
   /// Null for a single source without a name.
   const Mixture* mixture() const { return mixture_ ? &*mixture_ : nullptr; }
 
+  /// Returns the number of targets that count in sequences [sample, sample + sequences) of the training order.
+  int64_t counted(int64_t sample, int64_t sequences) const;
   /// Like the functions of TokenDataset.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
   void prefetch(int64_t sample, int64_t sequences) const;
 
  private:
+  /// The dataset of a sample, and the number of its samples before it.
+  struct Place {
+    const TokenDataset& dataset;
+    int64_t sample;
+  };
+  Place place_of(int64_t sample) const;
+
   std::vector<NamedDataset> sources_;
   std::optional<Mixture> mixture_;
   std::vector<const TokenDataset*> by_place_;  // by index in the mixture's names(); null: not open

@@ -65,8 +65,10 @@ data::SpecialTokens special_tokens_of(const checkpoint::Snapshot& header,
   data::SpecialTokens special = header.special;
   if (tokenizer && special.eos.empty()) special.eos = {tokenizer->eos()};
   if (header.bos >= 0) special.bos = header.bos;
-  // Between texts of a model that was not imported, EOS is the only token: it also begins them.
-  if (header.special.empty() && !special.bos && !special.eos.empty()) special.bos = special.eos.front();
+  // Between texts of a model that was not imported, EOS is the only token: it also begins them. Of its special tokens,
+  // only those of a chat format are known.
+  const bool own = header.special.empty() || (!special.chat_format.empty() && special.fields.empty());
+  if (own && !special.bos && !special.eos.empty()) special.bos = tokenizer ? tokenizer->eos() : special.eos.front();
   return special;
 }
 

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "data/added_tokens.h"
 #include "data/bpe_file.h"
+#include "data/chat.h"
 #include "data/model_traits.h"
 #include "data/split_pattern.h"
 
@@ -248,6 +249,10 @@ void add_tokenizer(const std::optional<data::Tokenizer>& tokenizer, const data::
   metadata.emplace_back("tokenizer.ggml.token_type", std::move(vocabulary.kinds));
   metadata.emplace_back("tokenizer.ggml.add_bos_token", tokenizer->bos() >= 0);
   metadata.emplace_back("tokenizer.ggml.add_eos_token", special.add_eos);
+  if (std::string jinja = data::exported_template(
+          special, *tokenizer, special.bos ? shown(*tokenizer, *special.bos) : "", shown(*tokenizer, ends.front()));
+      !jinja.empty())
+    metadata.emplace_back("tokenizer.chat_template", std::move(jinja));
 }
 
 }  // namespace trainer::huggingface

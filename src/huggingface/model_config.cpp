@@ -217,13 +217,17 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
 
 /// Returns the ids of special tokens for one of the files: as the imported model's file had them, if there was one.
 ordered_json token_ids(const data::SpecialTokens& special, const char* file) {
-  if (const auto found = special.fields.find(file); found != special.fields.end())
-    return parse_json<ordered_json>(found->second);
+  const ordered_json eos = special.eos.size() > 1    ? ordered_json(special.eos)
+                           : special.eos.size() == 1 ? ordered_json(special.eos.front())
+                                                     : ordered_json();
+  if (const auto found = special.fields.find(file); found != special.fields.end()) {
+    auto ids = parse_json<ordered_json>(found->second);
+    if (!special.chat_format.empty()) ids["eos_token_id"] = eos;  // has the end of a turn
+    return ids;
+  }
   ordered_json ids;
   ids["bos_token_id"] = special.bos ? ordered_json(*special.bos) : ordered_json();
-  ids["eos_token_id"] = special.eos.size() > 1    ? ordered_json(special.eos)
-                        : special.eos.size() == 1 ? ordered_json(special.eos.front())
-                                                  : ordered_json();
+  ids["eos_token_id"] = eos;
   if (special.pad) ids["pad_token_id"] = *special.pad;
   return ids;
 }

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "data/added_tokens.h"
 #include "data/bpe_file.h"
+#include "data/chat.h"
 #include "data/post_processor.h"
 #include "data/sentencepiece_json.h"
 #include "data/split_pattern.h"
@@ -78,6 +79,13 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
     if (const ordered_json& most = config["model_max_length"]; !most.is_number() || most > longest)
       config["model_max_length"] = longest;
   }
+  const auto text_of = [&](const char* field) {  // a name, or an object that describes the token
+    const ordered_json& token = config[field];
+    const ordered_json& text = token.is_object() && token.contains("content") ? token["content"] : token;
+    return text.is_string() ? text.get<std::string>() : "";
+  };
+  if (!special.chat_format.empty())
+    config["chat_template"] = data::exported_template(special, tokenizer, text_of("bos_token"), text_of("eos_token"));
   config["add_bos_token"] = adds_bos;
   if (special.add_eos) config["add_eos_token"] = true;
   if (!decoder.is_null()) config["added_tokens_decoder"] = std::move(decoder);

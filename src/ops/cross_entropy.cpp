@@ -24,7 +24,7 @@ double weight_of(const Tensor& weights, int64_t r) {
 /// Returns the scale of gradients; 1 without one.
 double scale_of(const Tensor& scale) { return scale ? *scale.as<double>() : 1.0; }
 
-/// Checks the outputs among the terms of so many rows.
+/// Checks the outputs among the terms: each has this number of rows.
 void expect_terms(const LossTerms& terms, int64_t rows) {
   if (terms.z_loss) expect_count(terms.z_loss, rows, DType::f64, "z loss");
   if (terms.margin) expect_count(terms.margin, rows, DType::f64, "margin");

@@ -24,8 +24,10 @@ struct Batch {
   Tensor loss_scale;    // [1] f64: 1 / (counted targets of the whole step); empty: 1
   Tensor sorted;        // [N] i32, the first n used: Embedding::sort(); empty without a backward pass
   Tensor first_key;     // [N] i32: the row of its sequence at which a row's document begins; empty: all see all rows
-  /// [N] i32 RowOrder::rows() and positions(), and Embedding::sort_positions(); empty: the order is natural.
-  Tensor order, positions, sorted_positions;
+  Tensor order;         // [N] i32 RowOrder::rows(); empty: the order is natural
+  /// [N] i32: the position of each row in its sequence, or in its document if learned positions restart with each;
+  /// empty: that of the natural order. The first n of sorted_positions are used: Embedding::sort_positions().
+  Tensor positions, sorted_positions;
   int64_t sequences = 0, seq_len = 0;
   int64_t first_sample = 0;         // index of the first sequence in the whole step's batch: selects the dropout masks
   std::span<const int64_t> starts;  // positions of the sequences' first rows (generation with caches); empty: 0

@@ -106,7 +106,7 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
     const Tile own = t.ranks.tile(t.stream, rows, t.width);
     if (batch.positions)
       ops::run(ex, ops::EmbeddingBackward{.ids = rows_of(batch.positions, own),
-                                          .order = batch.sorted_positions,
+                                          .order = batch.sorted_positions.range(0, own.rows),
                                           .dy = dy,
                                           .dtable = positions.tensor,
                                           .accumulate = positions.accumulate});

@@ -60,9 +60,8 @@ class Embedding {
   Scratch forward(Exec& ex, const Batch& batch);
   /// Sorts the n rows of a batch that this rank has at the table, the order in which backward() sums gradients.
   void sort(std::span<const int32_t> ids, ops::RowsByToken& order) const;
-  /// Sorts the rows that this rank has in the spread `stream` by their positions (RowOrder::positions()), the order in
-  /// which backward() sums gradients of learned positions. Does nothing if the order of rows is natural or there are no
-  /// learned positions.
+  /// Sorts the rows that this rank has in the spread `stream` by their positions (Batch::positions), the order in which
+  /// backward() sums gradients of learned positions. Does nothing if there are none, of rows or in the model.
   void sort_positions(std::span<const int32_t> positions, ops::RowsByToken& order) const;
   void backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads);
 

@@ -47,7 +47,8 @@ struct ExpertsReport {
 struct StepReport {
   int64_t step = 0;          // 1-based
   int64_t tokens = 0;        // seen so far by the whole run, including this step
-  double loss = kUnknown;    // mean over the step's tokens, before the step's update
+  int64_t loss_tokens = -1;  // targets that count in the loss; −1: all of the step's
+  double loss = kUnknown;    // mean over these tokens, before the step's update
   double z_loss = kUnknown;  // mean of the z-loss over the same tokens; only with train.z_loss
   // Means over rows and layers with experts, without coefficients; NaN in dense models.
   double balance_loss = kUnknown, router_z_loss = kUnknown;

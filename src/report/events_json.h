@@ -224,6 +224,7 @@ void fields(V& v, In<V, StepReport>& s) {
   v("memory_bytes", s.memory_bytes, "data_position", s.data_position, "epoch", s.epoch);
   if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   if (V::kReads || s.skipped) v("bad_tensor", s.bad_tensor);
+  if (V::kReads || s.loss_tokens >= 0) v("loss_tokens", s.loss_tokens);
   if (V::kReads || !std::isnan(s.z_loss)) v("z_loss", s.z_loss);
   if (V::kReads || s.experts || !std::isnan(s.balance_loss))
     v("balance_loss", s.balance_loss, "router_z_loss", s.router_z_loss, "experts", s.experts);

@@ -251,7 +251,8 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     const bool tokenizer =
         std::filesystem::exists(run_dir / "tokenizer.model") || std::filesystem::exists(run_dir / "tokenizer.json");
     if (tokenizer)
-      add("next", format("trainer generate --checkpoint {} --prompt \"Once upon a time\"", run_dir.string()));
+      add("next", format("trainer generate --checkpoint {} {}", run_dir.string(),
+                         summary.chats ? "--chat" : "--prompt \"Once upon a time\""));
     if (summary.last_eval) add(tokenizer ? "" : "next", format("trainer eval --checkpoint {}", run_dir.string()));
   }
   return lines;

@@ -21,6 +21,7 @@ struct Summary {
   double epoch = kUnknown;  // at the end of the run
   double first_loss = kUnknown;
   double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
+  bool chats = false;           // trained on conversations
   std::optional<EvalReport> last_eval;
   std::optional<EvalReport> best_eval;  // among those that are comparable with the last one
   int64_t medians_from = 0;             // the first step in the setup of the last process; 0: that process made no step

@@ -48,7 +48,7 @@ void sliding_batch(const data::TokenDataset& dataset, int64_t stride, int64_t fi
 
 std::string evaluated_data(const config::Config& config, const data::NamedDataset& set, const EvalWindows& windows) {
   return to_string(checksum_of(format("{} {} {} {} {}", set.hash, chosen_windows(config, set.dataset, windows),
-                                      windows.stride, set.dataset.seq_len(), config.data.separate_documents)));
+                                      windows.stride, set.dataset.seq_len(), config.data.separates())));
 }
 
 Evaluation evaluate(train::ModelRunner& runner, const data::TokenDataset& dataset, const EvalWindows& chosen,
@@ -57,6 +57,8 @@ Evaluation evaluate(train::ModelRunner& runner, const data::TokenDataset& datase
   const int64_t micro_batch = runner.micro_batch(), round = micro_batch * runner.replicas();
   Evaluation result;
   std::vector<data::TokenBatch> batches(static_cast<size_t>(runner.batches_at_once()));
+  // The counted tokens of a set with loss spans are not the whole of a text.
+  const bool has_bytes = tokenizer != nullptr && !dataset.stream().has_spans();
   double sums[3] = {};  // nats, tokens, bytes
   auto& [nats, tokens, bytes] = sums;
   // Micro-batches are assigned to replicas round-robin. In the last round, windows beyond the chosen ones pad the batch
@@ -83,7 +85,7 @@ Evaluation evaluate(train::ModelRunner& runner, const data::TokenDataset& datase
     if (!runner.scalars().is_first_of_replica()) continue;
     for (const data::TokenBatch& batch : batches) {
       tokens += static_cast<double>(std::ranges::count_if(batch.weights, [](float weight) { return weight != 0; }));
-      if (tokenizer != nullptr) bytes += static_cast<double>(data::evaluated_bytes(*tokenizer, batch));
+      if (has_bytes) bytes += static_cast<double>(data::evaluated_bytes(*tokenizer, batch));
     }
   }
   runner.scalars().sum_over_rows(sums);

@@ -19,7 +19,7 @@ struct EvalWindows {
   /// Number of groups of global_batch windows, so that the windows do not depend on the layout; 0: all of the data.
   int64_t groups = 0;
   /// Tokens between the starts of two windows, at most seq_len: all tokens are predicted, the last window may be
-  /// shorter, and a window counts only tokens that no earlier window counted. 0: consecutive whole windows.
+  /// shorter, and a window counts only tokens that no earlier window counted. 0: the windows of the set.
   int64_t stride = 0;
 };
 
@@ -27,8 +27,8 @@ struct EvalWindows {
 /// from. It does not depend on the layout. Losses of evaluations with different hashes are not comparable.
 std::string evaluated_data(const config::Config& config, const data::NamedDataset& set, const EvalWindows& windows);
 
-/// Evaluates the loss on a dataset. Without a tokenizer bits_per_byte is empty. `progress(done, windows)` is called
-/// between micro-batches and returns false to stop.
+/// Evaluates the loss on a dataset: the mean over the targets that count. bits_per_byte is empty without a tokenizer,
+/// and if only some tokens count. `progress(done, windows)` is called between micro-batches and returns false to stop.
 Evaluation evaluate(train::ModelRunner& runner, const data::TokenDataset& dataset, const EvalWindows& windows,
                     const data::Tokenizer* tokenizer,
                     const std::function<bool(int64_t done, int64_t windows)>& progress);

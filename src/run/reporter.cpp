@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/log.h"
+#include "config/resolve.h"
 #include "report/events_json.h"
 #include "report/printable.h"
 #include "report/summary.h"
@@ -130,6 +131,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.step = work.step;
   r.tokens = state.tokens_seen;
   r.loss = outcome.loss;
+  if (work.unmasked_tokens != start_.global_batch * start_.model.seq_len) r.loss_tokens = work.unmasked_tokens;
   if (config_.train.z_loss > 0) r.z_loss = outcome.z_loss;
   if (config_.model.n_expert > 0) {
     r.balance_loss = outcome.balance_loss;
@@ -331,6 +333,7 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
   }
   report::Summary summary = report::summarize(history, samples_);
   summary.skipped_steps = std::max(summary.skipped_steps, skipped_);
+  summary.chats = config::has_conversations(config_.data);
   if (config_.log.report) write_report_or_warn(config_.run.dir, summary, history);
   for (const std::string& line : report::summary_lines(summary, config_.run.dir)) log::info("{}", line);
 }

@@ -10,6 +10,8 @@
 #include "comm/agreement.h"
 #include "config/resolve.h"
 #include "config/validate.h"
+#include "data/chat.h"
+#include "data/file_parts.h"
 #include "data/overlap.h"
 #include "huggingface/import.h"
 #include "run/run_state.h"
@@ -112,13 +114,65 @@ std::string slots_text(const data::TrainingData& train) {
   return text;
 }
 
+/// Logs which windows the packed sets have.
+void log_windows(const config::Config& config, const data::Datasets& datasets) {
+  const auto log_set = [&](const data::NamedDataset& set, const char* key) {
+    const data::PackingIndex* index = set.dataset.packing();
+    if (index == nullptr) return;
+    const double all = static_cast<double>(index->windows() * (config.model.seq_len + 1));
+    const std::string name = set.name.empty() ? key : format("{} \"{}\"", key, set.name);
+    std::string text =
+        format("{}: best-fit: {} of {} tokens, {:.2f} % padding", name, counted(index->windows(), "window"),
+               config.model.seq_len, 100 - 100 * static_cast<double>(index->tokens()) / all);
+    if (set.dataset.stream().has_spans())
+      text +=
+          format(", {:.0f} % of the tokens trained",
+                 100 * static_cast<double>(index->counted(0, index->windows())) / static_cast<double>(index->tokens()));
+    if (index->cut() > 0)
+      text += format("; {} cut at {} tokens", counted(index->cut(), "conversation"), config.model.seq_len + 1);
+    if (index->left_out() > 0)
+      text += format("; {} left out, without a trained token", counted(index->left_out(), "conversation"));
+    log::info("{}", text);
+  };
+  for (const data::NamedDataset& set : datasets.train->sources())
+    log_set(set, set.name.empty() ? "data.train" : "data.source");
+  for (const data::NamedDataset& set : datasets.val) log_set(set, set.name.empty() ? "data.val" : "data.validation");
+  const int64_t batch = config.train.global_batch, windows = datasets.train->windows();
+  const auto packs = [](const data::NamedDataset& set) { return set.dataset.packing() != nullptr; };
+  if (!datasets.train->is_mixed() && packs(datasets.train->sources().front()))
+    log::info("data.train: one epoch is {}", counted((windows + batch - 1) / batch, "step"));
+  if (!config.data.separates() && std::ranges::any_of(datasets.train->sources(), [](const data::NamedDataset& set) {
+        return set.dataset.stream().has_spans();
+      }))
+    log::warning("data.separate_documents = false: conversations in a window see those before them");
+}
+
+/// Returns the format of the conversations in any set, as rank 0 chose it; empty: there are none.
+std::string chosen_chat_format(const config::Config& config, const data::Datasets& datasets) {
+  const auto chat = [](const data::FilePart& part) { return part.data.document == config::Document::chat; };
+  const bool some = std::ranges::any_of(data::training_parts(config.data), chat) ||
+                    std::ranges::any_of(data::validation_parts(config.data), chat);
+  if (!some || !datasets.tokenizer) return datasets.special.chat_format;
+  return std::string(data::choose_chat_format(config.data.chat_format, *datasets.tokenizer).name);
+}
+
+/// Returns the windows and the targets that count of all packed sets.
+std::string packing_text(const data::Datasets& datasets) {
+  std::string text;
+  for (const std::vector<data::NamedDataset>& sets : {datasets.train->sources(), datasets.val})
+    for (const data::NamedDataset& set : sets)
+      if (const data::PackingIndex* index = set.dataset.packing())
+        text += format("{} {} ", index->windows(), index->counted(0, index->windows()));
+  return text;
+}
+
 }  // namespace
 
 data::Datasets open_run_data(comm::World& world, const config::Config& config, const setup::Machine& machine,
                              const Deadline& deadline) {
   data::Datasets datasets;
-  std::string tokenizer;
-  double ids[] = {0, 0};  // BOS and EOS
+  std::string tokenizer, chat_format;
+  double ids[] = {0, 0, 0};  // BOS, EOS, and the BOS token that a chat format may use
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     datasets = open_first(config, machine, deadline);
@@ -126,21 +180,33 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
     if (datasets.tokenizer) tokenizer = datasets.tokenizer->bytes();
     ids[0] = datasets.bos;
     ids[1] = datasets.tokenizer ? datasets.tokenizer->eos() : -1;
+    ids[2] = datasets.tokenizer ? datasets.tokenizer->bos_token() : -1;
+    chat_format = chosen_chat_format(config, datasets);
   });
   double ready[] = {datasets.train ? 1.0 : 0.0};
   world.control().sum(ready);
   if (ready[0] == 0) return datasets;
   world.control().broadcast(tokenizer);
+  world.control().broadcast(chat_format);
   world.control().sum(ids);
   world.control().run_on_all_ranks([&] {
     if (world.first()) return;
-    datasets = data::open_data(config, {.threads = machine.threads,
-                                        .tokenizer = tokenizer,
-                                        .bos = static_cast<int32_t>(ids[0]),
-                                        .special = {.text_end = static_cast<int32_t>(ids[1])}});
+    config::Config same = config;  // rank 0 may have recognised the format by files that other ranks do not read
+    if (!chat_format.empty()) same.data.chat_format = chat_format;
+    datasets = data::open_data(
+        same, {.threads = machine.threads,
+               .tokenizer = tokenizer,
+               .bos = static_cast<int32_t>(ids[0]),
+               .special = {.bos = ids[2] < 0 ? std::nullopt : std::optional(static_cast<int32_t>(ids[2])),
+                           .text_end = static_cast<int32_t>(ids[1])}});
+  });
+  std::string packing;
+  world.control().run_on_all_ranks([&] {  // an index may be damaged
+    if (world.first()) log_windows(config, datasets);
+    packing = packing_text(datasets);
   });
   std::set<std::string> joined;
-  if (world.first() && config.data.separate_documents)
+  if (world.first() && config.data.separates())
     for (const std::vector<data::NamedDataset>& sets : {datasets.train->sources(), datasets.val})
       for (const data::NamedDataset& set : sets)
         if (!set.dataset.stream().has_documents()) joined.insert(set.dataset.stream().name());
@@ -157,6 +223,7 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
                       {"the number of validation tokens", format("{}", val_tokens)},
                       {"the hash of the training data", datasets.data_hash},
                       {"the slots of the sources", slots_text(*datasets.train)},
+                      {"the windows and counted targets of packed sets", packing},
                       {"the hash of the validation data", datasets.val_hash}},
                      Code::data,
                      "all ranks must find the same training and validation files: start them in the same folder, or "

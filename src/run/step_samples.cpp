@@ -82,16 +82,21 @@ StepSamples samples_of_step(const fs::path& run_folder, int64_t step) {
   const std::vector<data::FilePart> parts = data::training_parts(config.data);
   const auto add = [&](const data::NamedDataset& source, int64_t sample) {
     const data::TokenDataset& dataset = source.dataset;
-    int64_t begin = dataset.begin() + dataset.window_of(sample) * dataset.seq_len();
     const config::Data& settings = std::ranges::find(parts, source.name, &data::FilePart::name)->data;
-    for (const data::FileSpan& span : dataset.stream().files_of(begin, begin + dataset.seq_len() + 1)) {
-      const int64_t end = begin + span.end - span.begin;
+    const auto add_part = [&](int64_t begin, int64_t end, const data::FileSpan& span) {
       const auto text_of = [&](int64_t document) {
         return data::text_of_document(span.file, document, data::text_options(settings));
       };
       result.samples.push_back({source.name, sample, span, text_of(span.first_document), text_of(span.last_document),
                                 beginning_of(dataset.stream(), begin, end, tokenizer)});
-      begin = end;
+    };
+    for (const data::Excerpt& excerpt : dataset.excerpts(dataset.window_of(sample))) {
+      int64_t begin = excerpt.begin;
+      for (const data::FileSpan& span : dataset.stream().files_of(begin, excerpt.end())) {
+        const int64_t end = begin + span.end - span.begin;
+        add_part(begin, end, span);
+        begin = end;
+      }
     }
   };
   const auto add_all = [&](const data::NamedDataset& source, int64_t first, int64_t last) {

@@ -10,7 +10,7 @@
 
 namespace trainer::run {
 
-/// A sample, or the part of it in one token file.
+/// A sample, or a part of it: an excerpt of a packed sample, or what is in one token file.
 struct StepSample {
   std::string source;  // its name in a mixture
   int64_t sample = 0;  // number of samples (of this source) before it

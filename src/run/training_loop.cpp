@@ -9,6 +9,7 @@
 #include "checkpoint/folder.h"
 #include "config/context.h"
 #include "config/resolve.h"
+#include "data/chat.h"
 #include "run/divergence.h"
 #include "run/evaluate.h"
 #include "run/planning.h"
@@ -190,13 +191,15 @@ void TrainingLoop::begin() {
 }
 
 bool TrainingLoop::step() {
-  const train::StepWork work{.step = state_.step + 1,
-                             .first_sample = state_.samples_seen,
-                             .adam_step = state_.adam_step + 1,
-                             .micro_batches = trainer_.accumulation(),
-                             .lr = learning_rate(config_.optim, total_steps_, state_.step + 1),
-                             .losses = state_.losses,
-                             .norms = state_.norms};
+  const train::StepWork work{
+      .step = state_.step + 1,
+      .first_sample = state_.samples_seen,
+      .adam_step = state_.adam_step + 1,
+      .micro_batches = trainer_.accumulation(),
+      .lr = learning_rate(config_.optim, total_steps_, state_.step + 1),
+      .unmasked_tokens = open_.datasets.train->counted(state_.samples_seen, config_.train.global_batch),
+      .losses = state_.losses,
+      .norms = state_.norms};
   replay_if_due(work);
   trainer_.meter().reset();  // discard the counts of evaluations, samples and saves
   tracer_.before_step(work.step);
@@ -313,8 +316,12 @@ void TrainingLoop::sample_now() {
   const train::Sampling sampling{.temperature = 0.8, .top_k = 200, .seed = static_cast<uint64_t>(config_.run.seed)};
   report::Sample sample{state_.step, config_.train.sample_prompt, {}};
   try {
-    sample.text = generator_->complete(*open_.datasets.tokenizer, sample.prompt, config_.train.sample_tokens, sampling,
-                                       stop_requested);
+    const data::Tokenizer& tokenizer = *open_.datasets.tokenizer;
+    train::Prompt prompt = sample.prompt;
+    if (config::has_conversations(config_.data))  // a user's message
+      prompt = data::ChatEncoder(data::choose_chat_format("auto", tokenizer), tokenizer)
+                   .prompt({{.content = sample.prompt}});
+    sample.text = generator_->complete(tokenizer, prompt, config_.train.sample_tokens, sampling, stop_requested);
   } catch (const Error& error) {
     if (error.code() != Code::nonfinite) throw;
     return reporter_.warn(state_.step, format("step {}: no sample: {}", state_.step, error.what()));

@@ -18,6 +18,14 @@ void fill_first_keys(const data::TokenBatch& batch, std::vector<int32_t>& first)
   }
 }
 
+const std::vector<int32_t>& positions_in_documents(const std::vector<int32_t>& first, int64_t seq_len,
+                                                   std::vector<int32_t>& memory) {
+  memory.resize(first.size());
+  for (size_t r = 0; r < first.size(); ++r)
+    memory[r] = static_cast<int32_t>(static_cast<int64_t>(r) % seq_len) - first[r];
+  return memory;
+}
+
 void VisiblePairs::add(const config::Model& model, const std::vector<int32_t>& first) {
   int64_t windows = 0;  // layers with a window; all have the same one
   for (int64_t layer = 0; layer < model.n_layer; ++layer) windows += window_of(model, layer) > 0;

@@ -234,13 +234,18 @@ bool Generator::write(const data::Tokenizer& tokenizer, const TextRequests& next
     std::optional<TextRequest> request = next();
     if (!request) return std::nullopt;
     const auto text = std::make_shared<Text>(Text{std::move(*request), data::StreamDecoder(tokenizer)});
-    std::string_view prompt = text->request.prompt;
-    text->spaced = has_spaced && prompt.ends_with(' ');
-    if (text->spaced) prompt.remove_suffix(1);
-    std::vector<int32_t> ids = tokenizer.encode(prompt);
+    std::vector<int32_t> ids;
+    if (const auto* const prompt = std::get_if<std::string>(&text->request.prompt)) {
+      text->spaced = has_spaced && prompt->ends_with(' ');
+      if (tokenizer.bos() >= 0) ids.push_back(tokenizer.bos());
+      const std::vector<int32_t> encoded =
+          tokenizer.encode(std::string_view(*prompt).substr(0, prompt->size() - (text->spaced ? 1 : 0)));
+      ids.insert(ids.end(), encoded.begin(), encoded.end());
+    } else {
+      ids = std::get<std::vector<int32_t>>(text->request.prompt);
+    }
     for (const int32_t id : ids) text->decoder.push(id);
     text->known = text->decoder.held_back();
-    if (tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
     const auto emit = [text](int32_t id) {
       std::string piece = text->after_prompt(text->decoder.push(id));
       if (text->written++ == 0 && text->spaced && piece.starts_with(' ')) piece.erase(0, 1);  // the prompt has it
@@ -262,14 +267,14 @@ bool Generator::write(const data::Tokenizer& tokenizer, const TextRequests& next
   return run(tokens_of, stop);
 }
 
-std::string Generator::complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
+std::string Generator::complete(const data::Tokenizer& tokenizer, const Prompt& prompt, int64_t tokens,
                                 const Sampling& sampling, bool (*stop)()) {
   std::string text;
   const auto emit = [&](const std::string& piece) {
     text += piece;
     return stop == nullptr || !stop();
   };
-  std::optional<TextRequest> request{{std::string(prompt), tokens, sampling, emit, {}}};
+  std::optional<TextRequest> request{{prompt, tokens, sampling, emit, {}}};
   write(tokenizer, [&] { return std::exchange(request, std::nullopt); });
   return text;
 }

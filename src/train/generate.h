@@ -4,7 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "data/tokenizer.h"
@@ -29,10 +29,13 @@ struct TokenRequest {
 /// Returns the next request, or nothing after the last one.
 using TokenRequests = std::function<std::optional<TokenRequest>()>;
 
-/// Text to continue. The prompt begins with the tokenizer's BOS token if the tokenizer uses one. Tokens include the
-/// space before a word, so a trailing space is removed from the prompt, and the first token must begin with a space.
+/// Text, or tokens as they are. A text begins with the tokenizer's BOS token if the tokenizer uses one. Tokens include
+/// the space before a word, so a trailing space is removed from a text, and the first token must begin with a space.
+using Prompt = std::variant<std::string, std::vector<int32_t>>;
+
+/// Text to continue.
 struct TextRequest {
-  std::string prompt;
+  Prompt prompt;
   int64_t tokens = 0;
   Sampling sampling;
   std::function<bool(const std::string&)> emit;             // receives the text that follows, token by token
@@ -59,8 +62,8 @@ class Generator {
   /// Does the same for text. Rows of the model without a token in the tokenizer are never chosen.
   bool write(const data::Tokenizer& tokenizer, const TextRequests& next, bool (*stop)() = nullptr);
   /// Returns the text that follows `prompt`. `stop` is called after each token; returning true ends the text.
-  std::string complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
-                       const Sampling& sampling, bool (*stop)() = nullptr);
+  std::string complete(const data::Tokenizer& tokenizer, const Prompt& prompt, int64_t tokens, const Sampling& sampling,
+                       bool (*stop)() = nullptr);
 
  private:
   struct Sequence;

@@ -82,9 +82,9 @@ void ModelRunner::allocate(params::ParamStore::Gradients gradients, int64_t loss
   batches_ = batches;
   terms_of_loss_ = losses;
   losses_ = Buffer(device_, "data", {batches * losses * model_->loss_rows({rows()})}, DType::f64);
-  if (config_.data.separate_documents) first_key_ = Buffer(device_, "data", all, DType::i32);
+  if (config_.data.separates()) first_key_ = Buffer(device_, "data", all, DType::i32);
   order_ = on_device(row_order_.rows());
-  positions_ = on_device(row_order_.positions());
+  positions_ = restarts_positions() ? Buffer(device_, "data", all, DType::i32) : on_device(row_order_.positions());
   // Stages before the last one have the losses of no rows.
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes() | sharding_.stage_axis());
 }
@@ -197,7 +197,7 @@ parallel::Batch ModelRunner::batch(int64_t number) const {
           .weights = own(weights_),
           .first_key = own(first_key_),
           .order = order_,
-          .positions = positions_,
+          .positions = restarts_positions() ? own(positions_) : positions_.tensor(),
           .sequences = micro_batch_,
           .seq_len = config_.model.seq_len,
           .balanced_routing = config_.debug.balanced_routing};
@@ -210,7 +210,8 @@ Tensor ModelRunner::losses(int64_t term, int64_t number) const {
 
 void ModelRunner::upload(const data::TokenBatch& host, int64_t number) {
   const parallel::Batch to = batch(number);
-  upload(host, row_order_, {to.ids, to.targets, to.weights, to.first_key});
+  upload(host, row_order_,
+         {to.ids, to.targets, to.weights, to.first_key, restarts_positions() ? to.positions : Tensor()});
 }
 
 Buffer ModelRunner::on_device(const std::vector<int32_t>& values) {
@@ -233,6 +234,8 @@ void ModelRunner::upload(const data::TokenBatch& host, const parallel::RowOrder&
   if (to.first_key) {
     fill_first_keys(host, first_keys_);
     copy(to.first_key, first_keys_, stored_);
+    if (to.positions)
+      copy(to.positions, positions_in_documents(first_keys_, host.seq_len, positions_in_documents_), stored_);
   }
   if (to.weights.dtype == DType::f64) {  // CPUs only
     std::ranges::copy(order.stored(host.weights, stored_weights_), to.weights.as<double>());

@@ -53,9 +53,9 @@ class ModelRunner {
   /// stage.
   int64_t batches_at_once() const { return std::min(batches_, 4 * sharding_.stages.count); }
   /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state. `first_key` is
-  /// empty unless documents are separate.
+  /// empty unless documents are separate, and `positions` unless learned positions also restart with each.
   struct BatchTensors {
-    Tensor ids, targets, weights, first_key;
+    Tensor ids, targets, weights, first_key, positions;
   };
   /// Copies a batch, whose rows are in their natural order, to the device, in the order of stored rows.
   void upload(const data::TokenBatch& batch, const parallel::RowOrder& order, const BatchTensors& to);
@@ -128,6 +128,8 @@ class ModelRunner {
   /// Returns a batch that allocate() numbered, and its losses [rows]; `term` is numbered, too.
   parallel::Batch batch(int64_t number = 0) const;
   Tensor losses(int64_t term, int64_t number = 0) const;
+  /// True if learned positions restart with each document.
+  bool restarts_positions() const { return config_.data.separates() && !has_rope_positions(config_.model); }
   /// Returns the first keys of the last batch that was copied to the device, by natural row.
   const std::vector<int32_t>& first_keys() const { return first_keys_; }
 
@@ -162,10 +164,10 @@ class ModelRunner {
   void evaluate(Exec& ex, const sharding::Action& action);
 
   Buffer ids_, targets_, weights_, losses_, first_key_;
-  Buffer order_, positions_;   // the tensors of row_order_, which all batches share
+  Buffer order_, positions_;  // the tensors of row_order_, which all batches share; or positions in documents, by batch
   int64_t terms_of_loss_ = 1;  // in losses_, of a batch
   std::vector<int32_t> first_keys_;
-  std::vector<int32_t> stored_;  // values in the order of stored rows
+  std::vector<int32_t> stored_, positions_in_documents_;  // stored_: values in the order of stored rows
   std::vector<float> stored_weights_;
   int64_t batches_ = 1;                       // that allocate() numbered
   std::vector<sharding::Action> evaluation_;  // forward passes of a batch through this rank's chunks

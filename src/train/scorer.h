@@ -20,11 +20,11 @@ class Scorer {
   struct Shape {
     int64_t sequences, length;
   };
-  /// Returns the shape for a text of so many rows: the length is seq_len, halved as often as it holds the text and can
-  /// be halved.
+  /// Returns the shape for a text with this number of rows: the length is seq_len, halved as often as it holds the text
+  /// and can be halved.
   Shape shape_for(int64_t text) const;
 
-  /// What is known of the sequences of all replicas, in replica order.
+  /// Scores of the sequences of all replicas, in replica order.
   struct Scores {
     std::vector<double> losses;  // Σ weights · loss, in nats
     std::vector<bool> greedy;    // no token was more likely than a target with a weight above 0

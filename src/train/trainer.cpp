@@ -41,9 +41,13 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   loaded_.resize(static_cast<size_t>(in_memory));
   sorted_ = Buffer(device, "data", {in_memory * batch().ids.count()}, DType::i32);
   loss_scale_ = Buffer(device, "data", {1}, DType::f64);
-  ops::RowsByToken sorted;
-  model_->sort_positions(row_order_.positions(), sorted);
-  sorted_positions_ = on_device(sorted.rows);
+  if (restarts_positions()) {
+    sorted_positions_ = Buffer(device, "data", sorted_.tensor().shape, DType::i32);
+  } else {
+    ops::RowsByToken sorted;
+    model_->sort_positions(row_order_.positions(), sorted);
+    sorted_positions_ = on_device(sorted.rows);
+  }
   store_.weights().expect_micro_batches(accumulation());
   // If any layer is recomputed, the first one is.
   if (recompute_of(config.train, 0) != config::Recompute::none) store_.weights().save_memory_if_few();
@@ -212,6 +216,11 @@ int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
 void Trainer::draw(int64_t first_sample, const BatchSource& batches) {
   batches(first_sample, micro_batch(), host_);
   model_->sort(row_order_.stored(host_.ids, stored_ids_), host_sorted_);
+  if (!restarts_positions()) return;
+  fill_first_keys(host_, drawn_first_keys_);
+  model_->sort_positions(
+      row_order_.stored(positions_in_documents(drawn_first_keys_, host_.seq_len, drawn_positions_), stored_ids_),
+      host_sorted_positions_);
 }
 
 void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
@@ -228,8 +237,11 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, const BatchSo
   }
   upload(host_, memory_of(micro));
   parallel::Batch batch = training_batch(micro);
-  const std::vector<int32_t>& sorted = host_sorted_.rows;
-  device_.copy_to_device(batch.sorted.data, sorted.data(), std::ssize(sorted) * size_of(DType::i32));
+  const auto copy = [&](const Tensor& to, const std::vector<int32_t>& rows) {
+    device_.copy_to_device(to.data, rows.data(), std::ssize(rows) * size_of(DType::i32));
+  };
+  copy(batch.sorted, host_sorted_.rows);
+  if (restarts_positions()) copy(batch.sorted_positions, host_sorted_positions_.rows);
   batch.first_sample = first - work.first_sample;  // index within the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   return batch;
@@ -237,8 +249,11 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, const BatchSo
 
 parallel::Batch Trainer::training_batch(int64_t micro) {
   parallel::Batch batch = this->batch(memory_of(micro));
-  batch.sorted_positions = sorted_positions_;
-  batch.sorted = sorted_.tensor().range(memory_of(micro) * batch.ids.count(), batch.ids.count());
+  const auto own = [&](const Tensor& all) {
+    return all.range(memory_of(micro) * batch.ids.count(), batch.ids.count());
+  };
+  batch.sorted = own(sorted_);
+  batch.sorted_positions = restarts_positions() ? own(sorted_positions_) : sorted_positions_.tensor();
   batch.loss_scale = loss_scale_;
   batch.z_loss = config_.train.z_loss;
   batch.dropout = true;

@@ -26,7 +26,7 @@ struct StepWork {
   int64_t adam_step = 0;     // number of this update, 1-based (skipped steps are not counted)
   int64_t micro_batches = 0;
   double lr = 0;
-  /// The number of tokens that count in the loss, in all micro-batches and replicas; 0: all. Gradients are divided by
+  /// The number of targets that count in the loss, in all micro-batches and replicas; 0: all. Gradients are divided by
   /// this number, so it must be known before the first micro-batch.
   int64_t unmasked_tokens = 0;
   /// Losses and gradient norms of earlier steps, by which spikes are recognized (train.skip_sigma).
@@ -157,7 +157,7 @@ class Trainer : public ModelRunner {
   void draw(int64_t first_sample, const BatchSource& batches);
   /// Prefetches a micro-batch while the device is busy.
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
-  /// Tells the device how many tokens of the step count in its loss.
+  /// Sets how many tokens of the step count in its loss, on the device.
   void set_loss_scale(int64_t tokens);
   /// Copies this rank's micro-batch to the device.
   parallel::Batch load(const StepWork& work, int64_t micro, const BatchSource& batches);
@@ -209,8 +209,8 @@ class Trainer : public ModelRunner {
   Buffer sorted_, sorted_positions_;     // on the device: the orders in which the embedding's backward pass sums rows
   Buffer loss_scale_;                    // Batch::loss_scale, of the step
   data::TokenBatch host_;
-  ops::RowsByToken host_sorted_;  // order of the rows of host_
-  std::vector<int32_t> stored_ids_;
+  ops::RowsByToken host_sorted_, host_sorted_positions_;  // orders of the rows of host_
+  std::vector<int32_t> stored_ids_, drawn_first_keys_, drawn_positions_;
   std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   UpdateCost update_cost_;

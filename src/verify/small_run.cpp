@@ -84,7 +84,7 @@ void SmallRun::batch(int64_t sample, int64_t sequences, bool masks, data::TokenB
     out.targets[r] = token(at + 1);
     if (masks && is_masked(c, at)) out.weights[r] = 0;
     constexpr uint32_t kPerDocument = 8;  // tokens, on average
-    if (c.data.separate_documents && philox_at(documents, at) % kPerDocument == 0)
+    if (c.data.separates() && philox_at(documents, at) % kPerDocument == 0)
       out.starts.push_back(static_cast<int64_t>(r));
   }
 }

@@ -134,7 +134,7 @@ TEST(SharedDevice, StartingAnOperationWaitsForNothing) {
   });
 }
 
-/// Results of six steps of four micro-steps, with an evaluation and a masked batch in between.
+/// Results of six steps of four micro-steps, with evaluations in between. Different numbers of targets count in steps.
 struct Course {
   std::vector<double> losses, norms, evaluations;
   std::vector<std::byte> state;
@@ -148,7 +148,13 @@ Course course(config::Config c, bool graphs, DType compute) {
   data::TokenBatch batch;
   run.batches(100, c.train.micro_batch, batch);
   for (int64_t n = 1; n <= 6; ++n) {
-    const auto outcome = run.step(n, 1e-3 / static_cast<double>(n));
+    const auto outcome = run.trainer.step({.step = n,
+                                           .first_sample = (n - 1) * c.train.global_batch,
+                                           .adam_step = n,
+                                           .micro_batches = run.trainer.accumulation(),
+                                           .lr = 1e-3 / static_cast<double>(n),
+                                           .unmasked_tokens = 10 * n},
+                                          run.batches);
     result.losses.push_back(outcome.loss);
     result.norms.push_back(outcome.norm.norm);
     if (n % 2 == 0) result.evaluations.push_back(run.trainer.loss_sum(batch));

@@ -6,6 +6,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "rigs/layouts.h"
+#include "rigs/packed_chats.h"
 #include "train/replica_check.h"
 #include "unit/checkpoint/fixture.h"
 #include "verify/compare.h"
@@ -16,28 +17,26 @@ inline int ranks_of(const config::Config& c) {
   return static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(1, c.parallel.data));
 }
 
-/// Returns losses and norms of three steps; a token is unmasked if counts(sample, position).
-template <typename Counts>
-std::vector<double> masked_steps(Tiny& run, const config::Config& c, const Counts& counts) {
-  const auto length = static_cast<size_t>(c.model.seq_len);
-  const train::BatchSource masked = [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
-    run.batches(sample, sequences, out);
-    for (size_t r = 0; r < out.weights.size(); ++r)
-      out.weights[r] = counts(sample + static_cast<int64_t>(r / length), r % length) ? 1 : 0;
+/// Returns losses and norms of three steps on conversations, of which some targets count. Expects a step to send the
+/// bytes that its plan predicts, in which all tokens count.
+inline std::vector<double> masked_steps(Tiny& run, const data::TrainingData& chats) {
+  const config::Config& c = run.trainer.config();
+  const train::BatchSource batches = [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+    chats.train_batch(sample, sequences, out);
   };
   std::vector<double> found;
   for (int64_t n = 1; n <= 3; ++n) {
     const int64_t first = (n - 1) * c.train.global_batch;
-    int64_t unmasked = 0;
-    for (int64_t sample = first; sample < first + c.train.global_batch; ++sample)
-      for (size_t position = 0; position < length; ++position) unmasked += counts(sample, position);
+    run.trainer.meter().reset();
     const auto outcome = run.trainer.step({.step = n,
                                            .first_sample = first,
                                            .adam_step = n,
                                            .micro_batches = run.trainer.accumulation(),
                                            .lr = 1e-3,
-                                           .unmasked_tokens = unmasked},
-                                          masked);
+                                           .unmasked_tokens = chats.counted(first, c.train.global_batch)},
+                                          batches);
+    EXPECT_EQ(run.trainer.comm_bytes(run.trainer.meter().comm()),
+              run.trainer.expected_comm_bytes(run.trainer.comm_bytes_per_step()));
     found.insert(found.end(), {outcome.loss, outcome.norm.norm});
   }
   return found;

@@ -81,7 +81,7 @@ inline config::Config wide_config(config::Arch arch, int64_t kv_heads) {
 
 inline train::BatchSource tiny_batches(const config::Config& c) {
   const int64_t length = c.model.seq_len;
-  return [length, separate = c.data.separate_documents](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+  return [length, separate = c.data.separates()](int64_t sample, int64_t sequences, data::TokenBatch& out) {
     out.resize(sequences, length);
     const PhiloxKey key = philox_key(5, "tokens");
     for (size_t r = 0; r < out.ids.size(); ++r) {

@@ -159,5 +159,24 @@ TEST(Prompts, MistakesAreNamed) {
   expect("{\"prompt\": \"a\", }", "called \"prompt\"; at column 17: ");
 }
 
+TEST(Prompts, MayBeConversations) {
+  using Role = ChatMessage::Role;
+  const std::string line =
+      R"({"id": 1, "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],)"
+      R"( "seed": 5})";
+  const std::vector<Prompt> expected = {{"", 5, line, {{Role::system, "s"}, {Role::user, "q"}}}};
+  EXPECT_EQ(read_chat_prompts(line + "\n", "p"), expected);
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {R"({"prompt": "q"})", "p:1: expected a JSON object with a list called \"messages\""},
+      {R"({"messages": "q"})", "without messages"},
+      {R"({"messages": []})", "the last one must be the user's"},
+      {line + "\n" + R"({"messages": [{"role": "assistant", "content": "a"}]})", "p:2: messages: the last one"},
+      {R"({"messages": [{"role": "tool", "content": "a"}]})", "tool calls"},
+      {"\n", "no prompts"},
+  };
+  for (const auto& [text, part] : refused)
+    expect_error(Code::data, {part}, [&, &text = text] { read_chat_prompts(text, "p"); });
+}
+
 }  // namespace
 }  // namespace trainer::data

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 
+#include "data/chat_formats.h"
 #include "data/file_list.h"
 #include "data/statistics.h"
 #include "unit/data/fixtures.h"
@@ -51,7 +52,7 @@ TEST_F(Source, TrainsATokenizerAndTokenizesOnce) {
               0.1 * static_cast<double>(first.val.front().dataset.stream().tokens()), 1);
   EXPECT_EQ(logged_.lines.size(), 2u);
   const Datasets second = open();
-  EXPECT_EQ(logged_.lines.size(), 2u) << "nothing is made anew: " << logged_.lines.back();
+  EXPECT_EQ(logged_.lines.size(), 2u) << "nothing is made again: " << logged_.lines.back();
   EXPECT_EQ(first.data_hash, second.data_hash);
   EXPECT_EQ(first.tokenizer->hash(), second.tokenizer->hash());
   config_.data.val_fraction = 0.2;
@@ -71,6 +72,53 @@ TEST_F(Source, OpensTrainedDataWithoutWriting) {
   fs::remove(folder_ / "run/tokens/train.bin");
   expect_error(Code::data, {"tokens/train.bin", "train.txt", "resume the run"},
                [&] { open_trained_data(config_, folder_ / "run/tokens"); });
+}
+
+TEST_F(Source, PacksTokensThatOnlyTheTokenizerSeparates) {
+  const Tokenizer& tokenizer = small_tokenizer();
+  std::vector<int> ids;
+  for (int i = 0; i < 3000; ++i) ids.push_back(i % 17 == 0 || i % 41 == 0 ? tokenizer.eos() : 300 + i % 250);
+  config_.data.train = {write(folder_ / "plain.bin", packed<uint16_t>(ids))};
+  config_.data.tokenizer = write(folder_ / "tokenizer.model", tokenizer.bytes());
+  config_.data.packing = config::Windows::best_fit;
+  const Datasets run = open();
+  const TokenDataset& expected = run.train->sources().front().dataset;
+  for (int times = 0; times < 2; ++times) {
+    const TrainingData data = open_trained_data(config_, folder_ / "run/tokens");
+    const TokenDataset& found = data.sources().front().dataset;
+    ASSERT_EQ(found.windows(), expected.windows());
+    for (int64_t window = 0; window < found.windows(); ++window)
+      ASSERT_EQ(found.excerpts(window), expected.excerpts(window));
+    fs::remove(folder_ / "run/tokens/train.pack");  // then it is made again elsewhere
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "run/tokens/train.pack"));
+}
+
+TEST_F(Source, TrainsOnTokensOfConversationsInTheirFormat) {
+  std::string lines;
+  for (int i = 0; i < 60; ++i)
+    lines += fmt::format(R"({{"messages": [{{"role": "user", "content": "{}"}}, {{"role": "assistant", "content": )"
+                         R"("yes {}"}}]}})"
+                         "\n",
+                         i, i * i);
+  const std::string text = write(folder_ / "chats.jsonl", lines);
+  const Tokenizer& tokenizer = small_tokenizer();
+  tokenize_files({text}, tokenizer, folder_ / "chats.bin",
+                 {.text = {.document = config::Document::chat, .chat = find_chat_format("olmo2")}});
+  config_.data.train = {(folder_ / "chats.bin").string()};
+  config_.data.tokenizer = write(folder_ / "tokenizer.model", tokenizer.bytes());
+  config_.data.packing = config::Windows::best_fit;
+  config_.data.chat_format = "auto";
+  const Datasets data = open();
+  EXPECT_EQ(data.special.chat_format, "olmo2");
+  EXPECT_EQ(data.special.bos, tokenizer.bos_token());
+  EXPECT_EQ(data.special.eos, std::vector<int32_t>{tokenizer.eos()});
+  EXPECT_LT(data.train->sources().front().dataset.packing()->counted(0, 1), 30);
+  config_.data.chat_format = "plain";
+  expect_error(Code::config, {"data.chat_format", "plain", "chats.bin", "olmo2"}, [&] { open(); });
+  config_.data.chat_format = "auto";
+  fs::remove(folder_ / "chats.json");
+  expect_error(Code::config, {"data.chat_format", "chats.bin", "not recorded"}, [&] { open(); });
 }
 
 TEST_F(Source, ValidationStartsAtADocument) {

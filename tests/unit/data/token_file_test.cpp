@@ -279,15 +279,18 @@ TEST(TokenFile, ReadsWhichTokensAreCounted) {
   TempFolder folder;
   const auto tokens = [&](const std::string& name, int64_t count, bool spans) {
     const TokenFileInfo info{.tokens = count, .vocab_size = 300, .spans = spans};
+    const fs::path documents = positions_path(folder / name, kDocuments);
+    if (spans) write(documents, positions_header(kDocuments, 1) + packed<int64_t>(std::vector<int64_t>{0, count}));
     return write(folder / name, token_header(info) + packed<uint16_t>(numbers(count, 300)));
   };
   const auto spans = [&](const std::string& name, const std::vector<int64_t>& bounds) {
     write(folder / name, positions_header(kSpans, std::ssize(bounds) / 2) + packed<int64_t>(bounds));
   };
   spans("a.spans", {1, 3, 5, 6, 9, 12});
+  spans("b.spans", {0, 5});
   spans("c.spans", {});
   spans("d.spans", {0, 4});
-  const std::string a = tokens("a.bin", 12, true), b = tokens("b.bin", 5, false), c = tokens("c.bin", 3, true);
+  const std::string a = tokens("a.bin", 12, true), b = tokens("b.bin", 5, true), c = tokens("c.bin", 3, true);
   const TokenStream stream({a, b, c, tokens("d.bin", 4, true)});
   const std::string expected =
       "-XX--X---XXX"
@@ -306,9 +309,11 @@ TEST(TokenFile, ReadsWhichTokensAreCounted) {
       ASSERT_EQ(found, part) << "[" << begin << ", " << end << ")";
       ASSERT_EQ(stream.counted(begin, end), std::ranges::count(part, 'X'));
     }
-  const TokenStream text({b});
+  const std::string e = tokens("e.bin", 5, false);
+  const TokenStream text({e});
   EXPECT_FALSE(text.has_spans());
   EXPECT_EQ(text.counted(1, 4), 3);
+  expect_error(Code::data, {"e.bin", "offset 44", "no loss spans", "a.bin"}, [&] { TokenStream({a, e}); });
 
   const std::string before = TokenStream({a}).fingerprint();
   spans("a.spans", {1, 3, 5, 6, 9, 11});
@@ -324,6 +329,8 @@ TEST(TokenFile, ReadsWhichTokensAreCounted) {
   refused(positions_header(kSpans, 1) + packed<int64_t>(descending), {"a.spans", "offset 16", "[5, 3)"});
   fs::remove(folder / "a.spans");
   expect_error(Code::data, {"a.bin", "loss spans", "a.spans is missing", "tokenize again"}, [&] { TokenStream({a}); });
+  fs::remove(folder / "b.docs");
+  expect_error(Code::data, {"b.bin", "loss spans", "b.docs is missing", "tokenize again"}, [&] { TokenStream({b}); });
 }
 
 TEST(TokenFile, NamesFileAndOffsetOfTokensOutsideTheVocabulary) {

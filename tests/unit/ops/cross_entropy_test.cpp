@@ -229,6 +229,84 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
       });
 }
 
+// Values from an independent program: two micro-batches of two replicas, with four rows each, of which 7 count.
+TYPED_TEST(Loss, OfMaskedRowsIsTheMeanOverThoseThatCount) {
+  using T = TypeParam;
+  constexpr int64_t kRows = 16, kVocab = 5;
+  const double counts[kRows] = {1, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1};
+  TestTensor logits({kRows, kVocab}, this->kSums), targets({kRows}, DType::i32), weights({kRows}, this->kSums);
+  for (int64_t g = 0; g < 4; ++g)
+    for (int64_t r = 0; r < 4; ++r) {
+      targets.set(4 * g + r, static_cast<double>((g + 2 * r) % kVocab));
+      weights.set(4 * g + r, counts[4 * g + r]);
+      for (int64_t v = 0; v < kVocab; ++v)
+        logits.set((4 * g + r) * kVocab + v, 2 * std::sin(static_cast<double>(1 + 3 * g + 5 * r + 7 * v + 2 * r * v)));
+    }
+  TestTensor scale = TestTensor({1}, DType::f64).fill([] { return 1.0 / 7; });
+  for (const int64_t ranks : {1, 2, 4}) {  // that share the vocabulary; of four, the last has no token
+    const int64_t width = (kVocab + ranks - 1) / ranks;
+    on_every_device(
+        [&](TestExec& ex) {
+          TestTensor loss({kRows}, DType::f64), z_loss = loss, all({kRows, kVocab}, this->kType);
+          if (ranks == 1) {
+            run(ex, CrossEntropy{logits, targets, weights, loss, all, kVocab, scale});
+            run(ex, CrossEntropy{logits, targets, weights, loss, {}, kVocab, scale, {.z = 0.01, .z_loss = z_loss}});
+            return std::vector<TestTensor>{loss, z_loss, all};
+          }
+          TestTensor top = loss.fill([] { return -INFINITY; }), total({2, kRows}, DType::f64);
+          total.fill([] { return 0.0; });
+          std::vector<TestTensor> parts, largest, sums;
+          const auto shard = [&](int64_t rank) {
+            const int64_t first = std::min(kVocab, rank * width);
+            return CrossEntropyShard{parts[static_cast<size_t>(rank)], targets, first, std::min(width, kVocab - first)};
+          };
+          for (int64_t rank = 0; rank < ranks; ++rank) {
+            TestTensor& part = parts.emplace_back(Shape{kRows, width}, this->kSums);
+            for (int64_t i = 0; i < kRows * width; ++i)
+              part.set(i, rank * width + i % width < kVocab ? logits.at(i / width, rank * width + i % width) : 1e30);
+            run(ex, ShardSums{shard(rank), largest.emplace_back(Shape{kRows}, DType::f64),
+                              sums.emplace_back(Shape{2, kRows}, DType::f64)});
+            for (int64_t r = 0; r < kRows; ++r) top.set(r, std::max(top.at(r), largest.back().at(r)));
+          }
+          for (size_t rank = 0; rank < parts.size(); ++rank) {
+            run(ex, ShardRescale{shard(static_cast<int64_t>(rank)), largest[rank], top, sums[rank]});
+            for (int64_t i = 0; i < 2 * kRows; ++i) total.set(i, total.at(i) + sums[rank].at(i));
+          }
+          for (int64_t rank = 0; rank < ranks; ++rank) {
+            TestTensor own({kRows, width}, this->kType), unused = loss;
+            run(ex, ShardLoss{shard(rank), top, total, weights, loss, own, kVocab, scale});
+            run(ex,
+                ShardLoss{shard(rank), top, total, weights, unused, {}, kVocab, scale, {.z = 0.01, .z_loss = z_loss}});
+            for (int64_t i = 0; i < kRows * width; ++i)
+              if (rank * width + i % width < kVocab) all.set(i / width * kVocab + rank * width + i % width, own.at(i));
+          }
+          return std::vector<TestTensor>{loss, z_loss, all};
+        },
+        [&](const std::vector<TestTensor>& out) {
+          double loss = 0, with_z = 0, squares = 0;
+          for (int64_t r = 0; r < kRows; ++r) {
+            loss += out[0].at(r) / 7;
+            with_z += (out[0].at(r) + out[1].at(r)) / 7;
+            for (int64_t v = 0; v < kVocab; ++v) {
+              squares += out[2].at(r, v) * out[2].at(r, v);
+              if (counts[r] == 0) {
+                EXPECT_EQ(out[2].at(r, v), 0.0);
+              }
+            }
+          }
+          const auto expect = [](double found, double expected, const char* what) {
+            expect_close<T>(found, expected, 16, 1, what);
+          };
+          expect_close<AccumulatorOf<T>>(loss, 2.147545557596751, 16, 4, "loss");
+          expect_close<AccumulatorOf<T>>(with_z, 2.2013178821836932, 16, 4, "loss with z-loss");
+          expect(std::sqrt(squares), 0.37190369877752322, "norm");
+          expect(out[2].at(0, 1), 0.058934494096262155, "dlogits[0, 0, 1]");
+          expect(out[2].at(6, 0), -0.080904482861657093, "dlogits[1, 2, 0]");
+          expect(out[2].at(15, 4), -0.09032839448277824, "dlogits[3, 3, 4]");
+        });
+  }
+}
+
 TYPED_TEST(Loss, NonFiniteLogitsGiveANonFiniteLoss) {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     Normal draw(62);

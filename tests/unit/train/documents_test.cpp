@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "rigs/tiny.h"
 
 namespace trainer::train {
@@ -64,6 +67,47 @@ TEST(Documents, DoNotSeeEachOtherInAStep) {
     out.starts.clear();
   };
   EXPECT_EQ(single.step(1).loss, all.loss);
+}
+
+TEST(Documents, HaveTheSameLossWhereverTheyArePacked) {
+  for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
+    config::Config c = tests::tiny_config(arch);
+    c.data.separate_documents = true;
+    tests::Tiny run(c, DType::f64, 1);
+    for (int64_t n = 1; n <= 2; ++n) run.step(n, 1e-2);
+    constexpr int64_t kLength = 5;
+    // Returns the loss of a document in the second sequence; the tokens around it are those of `neighbors`.
+    const auto loss = [&](int64_t place, uint64_t neighbors) {
+      data::TokenBatch batch = batch_of(2, c.model.seq_len, {});
+      const PhiloxKey around = philox_key(neighbors, "neighbors"), own = philox_key(3, "document");
+      std::ranges::fill(batch.weights, 0.0f);
+      const int64_t first = c.model.seq_len + place;
+      for (int64_t r = 0; r < std::ssize(batch.ids); ++r) {
+        const auto token = [&](int64_t at) {
+          const bool inside = at >= first && at <= first + kLength;
+          return static_cast<int32_t>(
+              philox_at(inside ? own : around, static_cast<uint64_t>(inside ? at - first : at)) % tests::kTinyVocab);
+        };
+        const auto row = static_cast<size_t>(r);
+        batch.ids[row] = token(r);
+        batch.targets[row] = token(r + 1);
+        if (r >= first && r < first + kLength) batch.weights[row] = 1;
+      }
+      batch.starts = {first, first + kLength};
+      return run.trainer.loss_sum(batch);
+    };
+    const double alone = loss(0, 1);
+    for (int64_t place = 0; place + kLength <= c.model.seq_len; ++place) {
+      EXPECT_NEAR(loss(place, 1), alone, 1e-12 * alone) << place;
+      EXPECT_EQ(loss(place, 1), loss(place, 2)) << place;
+    }
+  }
+}
+
+TEST(Documents, CountPositionsFromTheirFirstRow) {
+  std::vector<int32_t> memory;
+  EXPECT_EQ(positions_in_documents({0, 1, 1, 3, 0, 0, 2, 2}, 4, memory),
+            (std::vector<int32_t>{0, 0, 1, 0, 0, 1, 0, 1}));
 }
 
 TEST(ZLoss, IsReportedApart) {

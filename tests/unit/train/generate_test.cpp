@@ -344,6 +344,16 @@ TEST(Generator, StopsAtAnyEosAndNeverChoosesARowWithoutAToken) {
   EXPECT_EQ(write(), 0);
 }
 
+TEST(Generator, ContinuesTokensAsTheirText) {
+  const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
+  Untrained model(tokenizer.vocab_size());
+  train::Generator generator(model.trainer);
+  const train::Sampling sampling{.temperature = 1, .seed = 3};
+  const std::string text = generator.complete(tokenizer, "She had", 20, sampling);
+  EXPECT_FALSE(text.empty());
+  EXPECT_EQ(generator.complete(tokenizer, tokenizer.encode("She had"), 20, sampling), text);
+}
+
 TEST(Generator, RejectsTokensOutsideTheVocabulary) {
   Tiny run(tiny_config(), DType::f32, 1);
   train::Generator generator(run.trainer);

@@ -11,20 +11,37 @@ using config::Config;
 
 class Properties : public testing::TestWithParam<LayoutCase> {};
 
-// The share of tokens that count differs between sequences: micro-batches, replicas and rows of ranks have unequal
-// numbers of tokens.
-TEST_P(Properties, LossIsAMeanOverAllTokensThatCountHoweverTheyAreSpread) {
-  const Config& c = GetParam().config;
-  const auto counts = [](int64_t sample, size_t position) {
-    return position % 7 < static_cast<size_t>(sample % 4) + 1;
-  };
+// Micro-batches, replicas and rows of ranks have unequal numbers of targets that count; documents are separate.
+TEST_P(Properties, LossIsAMeanOverAllTargetsThatCountHoweverTheyAreSpread) {
+  Config c = GetParam().config;
+  c.data.separate_documents = true;
+  const TempFolder folder;
+  const data::TrainingData chats = packed_chats(folder, c.model.seq_len, kTinyVocab);
   Tiny single(on_one_rank(c), DType::f64, 1);
-  const std::vector<double> expected = masked_steps(single, c, counts);
+  const std::vector<double> expected = masked_steps(single, chats);
   EXPECT_NEAR(expected[0], std::log(37.0), 0.7);
   comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, DType::f64, 1);
-    EXPECT_LE(distance(masked_steps(run, c, counts), expected), 1e-10);
+    EXPECT_LE(distance(masked_steps(run, chats), expected), 1e-10);
   });
+}
+
+TEST(MaskedSteps, DoNotDependOnMicroBatches) {
+  for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
+    Config c = tiny_config(arch);
+    c.model.dropout = 0;
+    c.data.separate_documents = true;
+    const TempFolder folder;
+    const data::TrainingData chats = packed_chats(folder, c.model.seq_len, kTinyVocab);
+    std::vector<double> expected;
+    for (const int64_t micro_batch : {4, 2, 1}) {
+      c.train.micro_batch = micro_batch;
+      Tiny run(c, DType::f64, 1);
+      const std::vector<double> found = masked_steps(run, chats);
+      if (expected.empty()) expected = found;
+      EXPECT_LE(distance(found, expected), 1e-12) << micro_batch;
+    }
+  }
 }
 
 TEST_P(Properties, ReplicasStayEqualAndAreCompared) {

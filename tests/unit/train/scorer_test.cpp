@@ -115,7 +115,7 @@ std::vector<double> losses(const config::Config& c, int64_t vocab, int64_t longe
       for (const double loss : scorer.scores(batch).losses) mine.push_back(loss);
     }
     EXPECT_EQ(mine.size(), static_cast<size_t>(2 * sequences));
-    // Of all tokens, one is the most likely end of each sequence.
+    // One token is the most likely end of each sequence.
     auto batch = random_batch(sequences, length, vocab, 0);
     for (int64_t r = 0; r < sequences * length; ++r)
       batch.weights[static_cast<size_t>(r)] = r % length == length - 1 ? 1 : 0;
