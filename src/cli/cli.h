@@ -41,7 +41,10 @@ struct EvalOptions {
   int64_t batches = 0;               // number of groups of global_batch windows; 0: all
   int64_t stride = 0;                // stride of sliding windows; 0: consecutive, non-overlapping windows
   std::vector<std::string> choices;  // files of questions; empty: evaluate the loss
-  int64_t questions = 0;             // 0: all
+  std::vector<std::string> task;     // files of a task; empty: none
+  std::string metric = "acc_norm", delimiter = " ";
+  int64_t shots = 0;
+  int64_t questions = 0;  // 0: all
   bool json = false;
 };
 int eval_command(const EvalOptions& options);

@@ -5,7 +5,6 @@
 #include <optional>
 #include <span>
 
-#include "base/checksum.h"
 #include "base/join.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -17,14 +16,13 @@
 #include "comm/agreement.h"
 #include "config/layout_choices.h"
 #include "config/resolve.h"
-#include "data/questions.h"
 #include "data/source.h"
 #include "report/events_json.h"
 #include "report/status_line.h"
 #include "run/evaluate.h"
 #include "run/loaded_model.h"
-#include "run/multiple_choice.h"
 #include "run/signals.h"
+#include "run/tasks.h"
 
 namespace trainer::cli {
 
@@ -57,23 +55,6 @@ void require_same_data(const run::LoadedModel& model, const data::EvalData& sour
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 
-/// Returns a hash of questions, which ranks may have read from different copies of a file.
-std::string hash_of(const std::vector<data::Question>& questions) {
-  RunningChecksum sum;
-  const auto add = [&](std::span<const std::byte> bytes) {
-    sum.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  };
-  for (const data::Question& question : questions) {
-    add(std::as_bytes(std::span(&question.answer, 1)));
-    for (const data::Question::Choice& choice : question.choices) {
-      const int64_t numbers[] = {std::ssize(choice.tokens), choice.scored, choice.bytes};
-      add(std::as_bytes(std::span(numbers)));
-      add(std::as_bytes(std::span(choice.tokens)));
-    }
-  }
-  return to_string(sum.value());
-}
-
 /// Shows the progress of an evaluation; returns false if it must stop.
 std::function<bool(int64_t, int64_t)> show_progress(const comm::World& world, const char* what) {
   auto status = world.first() ? std::make_shared<report::StatusLine>() : nullptr;
@@ -90,38 +71,47 @@ void require_finite(const run::LoadedModel& model, double loss) {
 }
 
 int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, const data::Tokenizer* tokenizer) {
-  std::vector<data::Question> questions;
-  world.control().run_on_all_ranks(
-      [&] { questions = data::read_questions(o.choices, tokenizer, model.runner->vocab(), o.questions); });
-  comm::require_same(
-      world,
-      {{"the number of questions", format("{}", questions.size())}, {"the hash of the questions", hash_of(questions)}},
-      Code::data, kSameFiles);
-  const run::Accuracy result = run::answer_questions(*model.runner, questions, show_progress(world, "questions"));
-  if (result.interrupted) return stopped(world, "evaluation");
-  require_finite(model, result.loss);
+  const bool named = !o.task.empty();
+  const auto metric = std::ranges::find(config::kMetricNames, o.metric) - std::begin(config::kMetricNames);
+  const config::Task settings{.name = named ? fs::path(o.task.front()).stem().string() : "",
+                              .files = named ? o.task : o.choices,
+                              .shots = o.shots,
+                              .delimiter = o.delimiter,
+                              .metric = static_cast<config::Metric>(metric),
+                              .questions = o.questions};
+  const std::vector<run::Task> tasks =
+      run::open_tasks(world, {settings}, tokenizer, model.runner->vocab(), model.config.model.seq_len);
+  run::Respondent respondent(*model.runner, tasks);
+  const run::Answers answers = respondent.answer(tasks.front(), show_progress(world, "questions"));
+  if (answers.interrupted) return stopped(world, "evaluation");
+  require_finite(model, answers.loss);
   if (!world.first()) return 0;
-  const auto share = [&](double accuracy) {  // with the standard error of a proportion
-    if (std::isnan(accuracy)) return std::string("unknown (the file has no text)");
-    const double of = static_cast<double>(std::max<int64_t>(1, result.questions - 1));
-    return format("{:.4f} ± {:.4f}", accuracy, std::sqrt(accuracy * (1 - accuracy) / of));
+  const int64_t questions = std::ssize(tasks.front().questions), truncated = tasks.front().truncated;
+  nlohmann::json document{
+      {"checkpoint", model.folder.string()}, {"step", model.step}, {"questions", questions}, {"truncated", truncated}};
+  const std::string cut =
+      truncated == 0 ? "" : format(" ({} truncated at the beginning: longer than model.seq_len)", truncated);
+  std::string text = format("checkpoint     {}\nstep           {}\nquestions      {}{}\n", model.folder.string(),
+                            model.step, questions, cut);
+  const auto add = [&](config::Metric by, const char* member) {
+    const double accuracy = answers.accuracy[static_cast<size_t>(by)];
+    const double error = report::TaskReport{.score = accuracy, .questions = questions}.error();
+    document[member] = accuracy;
+    text +=
+        format("{:<14} {}\n", config::name_of(by),
+               std::isnan(accuracy) ? "unknown (the file has no text)" : format("{:.4f} ± {:.4f}", accuracy, error));
   };
-  if (o.json) {
-    nlohmann::json document{
-        {"checkpoint", model.folder.string()},  {"step", model.step},     {"questions", result.questions},
-        {"truncated", result.truncated},        {"accuracy", result.raw}, {"accuracy_per_token", result.per_token},
-        {"accuracy_per_byte", result.per_byte}, {"loss", result.loss}};
-    print(json_text(document) + "\n");
+  if (named) {
+    document["metric"] = o.metric;
+    add(settings.metric, "score");
   } else {
-    const std::string truncated =
-        result.truncated == 0 ? ""
-                              : format(" ({} truncated at the beginning: longer than model.seq_len)", result.truncated);
-    print(
-        format("checkpoint     {}\nstep           {}\nquestions      {}{}\naccuracy       {}\nper token      "
-               "{}\nper byte       {}\nloss           {:.6f}\n",
-               model.folder.string(), model.step, result.questions, truncated, share(result.raw),
-               share(result.per_token), share(result.per_byte), result.loss));
+    add(config::Metric::acc, "accuracy");
+    add(config::Metric::acc_norm, "accuracy_norm");
+    add(config::Metric::acc_bytes, "accuracy_per_byte");
+    add(config::Metric::acc_tokens, "accuracy_per_token");
   }
+  document["loss"] = answers.loss;
+  print(o.json ? json_text(document) + "\n" : text + format("loss           {:.6f}\n", answers.loss));
   return 0;
 }
 
@@ -157,7 +147,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
     sets.emplace_back("data.separate_documents=true");  // also if the run had consecutive windows
   run::LoadedModel model = run::load_model(world, path, config::replica_layouts, sets);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
-  if (!o.choices.empty()) return answer(world, o, model, tokenizer);
+  if (!o.choices.empty() || !o.task.empty()) return answer(world, o, model, tokenizer);
   if (o.stride > model.config.model.seq_len)
     throw Error(Code::usage,
                 format("--stride {}: expected at most {} tokens (model.seq_len)", o.stride, model.config.model.seq_len))
@@ -237,6 +227,8 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
 
 int eval_command(const EvalOptions& o) {
   require_source("eval", o.checkpoint, o.config);
+  if (o.questions > 0 && o.choices.empty() && o.task.empty())
+    throw Error(Code::usage, "--questions requires --choices or --task");
   return run_on_ranks(o.config,
                       [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); });
 }

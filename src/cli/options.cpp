@@ -149,11 +149,20 @@ void add_eval(CLI::App& verb, EvalOptions& o) {
       ->excludes("--data");
   add_number(verb, "--batches", o.batches, 0, "evaluate N groups of train.global_batch windows; 0: all");
   add_number(verb, "--stride", o.stride, 1, "slide windows by N tokens, at most model.seq_len (default: no overlap)");
-  CLI::Option* choices = add_path(verb, "--choices", o.choices, "FILES",
-                                  "evaluate multiple-choice questions instead: HellaSwag JSON lines or llm.c's .bin")
-                             ->excludes("--data", "--packing", "--set-name", "--stride", "--batches");
-  add_number(verb, "--questions", o.questions, 1, "with --choices: evaluate only the first N questions")
-      ->needs(choices);
+  add_path(verb, "--choices", o.choices, "FILES",
+           "evaluate multiple-choice questions instead: HellaSwag JSON lines or llm.c's .bin")
+      ->excludes("--data", "--packing", "--set-name", "--stride", "--batches");
+  CLI::Option* task = add_path(verb, "--task", o.task, "FILES",
+                               "score a task instead, as [[data.task]] does: JSON lines of common benchmarks or .bin")
+                          ->excludes("--data", "--packing", "--set-name", "--stride", "--batches", "--choices");
+  add_number(verb, "--shots", o.shots, 0, "with --task: begin with N other questions and answers")->needs(task);
+  verb.add_option("--delimiter", o.delimiter, "with --task: put TEXT between question and answer (default: a space)")
+      ->type_name("TEXT")
+      ->needs(task);
+  add_choice(verb, "--metric", o.metric, {std::begin(config::kMetricNames), std::end(config::kMetricNames)},
+             "with --task: choose by likelihood (acc), or by that per character, byte or token, or as in CORE")
+      ->needs(task);
+  add_number(verb, "--questions", o.questions, 1, "with --choices or --task: evaluate only N questions");
   add_json(verb, o.json);
 }
 

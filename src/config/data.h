@@ -1,6 +1,7 @@
 #pragma once
 // The section [data].
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@ enum class Bos { automatic, on, off };
 /// The windows of a set: consecutive parts of its tokens, or documents packed into them; automatic: packed if they are
 /// conversations.
 enum class Windows { automatic, stream, best_fit };
+enum class Metric { acc, acc_norm, acc_bytes, acc_tokens, core };
 enum class DataFormat { automatic, text, jsonl, tokens };
 
 /// A table [[data.source]] or [[data.validation]]: a named set of files. Members that are not set default to [data].
@@ -29,6 +31,23 @@ struct FileSet {
   int64_t line = 0;              // line in the configuration file, for messages
 };
 
+/// The names of Metric, in order.
+inline constexpr const char* kMetricNames[] = {"acc", "acc_norm", "acc_bytes", "acc_tokens", "core"};
+inline constexpr size_t kMetrics = std::size(kMetricNames);
+inline const char* name_of(Metric metric) { return kMetricNames[static_cast<size_t>(metric)]; }
+
+/// A table [[data.task]]: questions that are answered between steps.
+struct Task {
+  std::string name;
+  std::vector<std::string> files;
+  int64_t shots = 0;  // other questions with answers before each question
+  std::string delimiter = " ";
+  Metric metric = Metric::acc_norm;
+  double baseline = 0;    // accuracy of guessing
+  int64_t questions = 0;  // 0: all
+  int64_t line = 0;       // as in FileSet
+};
+
 /// A table [[data.phase]]: the weights of the sources after from_tokens training tokens. Sources not listed have
 /// weight 0.
 struct DataPhase {
@@ -39,9 +58,10 @@ struct DataPhase {
 
 struct Data {
   std::vector<std::string> train, val;
-  std::vector<FileSet> source;                // instead of `train`: a weighted mixture
-  std::vector<DataPhase> phase;               // changes of the sources' weights, in chronological order
-  std::vector<FileSet> validation;            // instead of `val`: named sets
+  std::vector<FileSet> source;      // instead of `train`: a weighted mixture
+  std::vector<DataPhase> phase;     // changes of the sources' weights, in chronological order
+  std::vector<FileSet> validation;  // instead of `val`: named sets
+  std::vector<Task> task;
   double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with other sets
   DataFormat format = DataFormat::automatic;  // the format of files whose names do not determine it
   std::string tokenizer;                      // "train", a path to a .model, or empty

@@ -36,6 +36,22 @@ Member<T> member(const char* name, Type type, V T::*at, Range range = {}) {
           [at](const T& t) { return Value(t.*at); },
           [at](T& t, const Value& value) { t.*at = std::get<V>(value); }};
 }
+/// A value with a default, and an enum with one, as in Declare::choice().
+template <typename T, typename V>
+Member<T> member(const char* name, Type type, V T::*at, V initial) {
+  Member<T> with = member(name, type, at);
+  with.initial = Value(std::move(initial));
+  return with;
+}
+template <typename T, typename Enum>
+requires std::is_enum_v<Enum> Member<T> choice_member(const char* name, Enum T::*at, Enum initial,
+                                                      const StringList& names) {
+  return {{name, Type::choice, Value(names[static_cast<size_t>(initial)]), {}, names},
+          [at, names](const T& t) { return Value(names[static_cast<size_t>(t.*at)]); },
+          [at, names](T& t, const Value& value) {
+            t.*at = static_cast<Enum>(std::ranges::find(names, std::get<std::string>(value)) - names.begin());
+          }};
+}
 /// An optional value.
 template <typename T, typename V>
 Member<T> member(const char* name, Type type, std::optional<V> T::*at, Range range = {}) {

@@ -69,6 +69,20 @@ void declare_data(std::vector<Key>& keys) {
               "Tables [[data.validation]] instead of val: validation sets, each with a name and files, evaluated "
               "separately. format, text_key, document, strict and packing default to those of [data]. --set "
               "data.validation.NAME.files=... changes the table with that name.");
+  data.tables(
+      "task", &Data::task,
+      {member("name", Type::string, &Task::name), member("files", Type::list, &Task::files),
+       member("shots", Type::integer, &Task::shots, between(0, 1000)),
+       member("delimiter", Type::string, &Task::delimiter, std::string(" ")),
+       choice_member("metric", &Task::metric, Metric::acc_norm, {std::begin(kMetricNames), std::end(kMetricNames)}),
+       member("baseline", Type::number, &Task::baseline, fraction()),
+       member("questions", Type::integer, &Task::questions, at_least(0))},
+      {},
+      "Tables [[data.task]]: questions that the model answers every train.task_interval steps, each table with "
+      "a name and files: JSON lines of common benchmarks or llm.c's .bin. shots: other questions, with "
+      "answers, before each. delimiter: between question and answer. metric: the answer is the most likely "
+      "choice (acc), or that by its length in characters (acc_norm, the default), bytes or tokens; core: as "
+      "in CORE. baseline: accuracy of guessing. questions: how many; 0: all.");
   data.choice("format", &Data::format, DataFormat::automatic, kFormats,
               "Format of the files; auto: determined by the file extension (case-insensitive); unknown extensions are "
               "rejected.");
@@ -141,8 +155,10 @@ void declare_checkpoint(std::vector<Key>& keys) {
   checkpoint.boolean(
       "keep_best", &Checkpoint::keep_best, true,
       "Also keep the checkpoint with the lowest validation loss, among those saved at an evaluated step.");
-  checkpoint.string("best", &Checkpoint::best, "", {},
-                    "Name of the validation set that keep_best uses and reports show first; empty: the first set.");
+  checkpoint.string(
+      "best", &Checkpoint::best, "", {},
+      "Name of the validation set that keep_best uses and reports show first, or of a task, whose highest score "
+      "keep_best then uses; empty: the first set.");
   checkpoint.boolean("async", &Checkpoint::async, false,
                      "Write checkpoints in the background, from a copy of weights and optimizer state in host memory, "
                      "instead of between steps. Set it if saving takes a noticeable share of the time.");

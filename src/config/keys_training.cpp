@@ -44,6 +44,9 @@ void declare_train(std::vector<Key>& keys) {
                 {.range = at_least(0), .unit = "groups of global_batch windows"},
                 "Amount of validation data per evaluation, taken from its start; 0: all of it, in whole windows of "
                 "seq_len tokens.");
+  train.integer("task_interval", &Train::task_interval, -1,
+                {.range = at_least(0), .unit = "steps", .derived = "train.eval_interval"},
+                "Steps between evaluations of the tasks in [[data.task]]; 0: only after the last step.");
   train.integer("sample_interval", &Train::sample_interval, -1,
                 {.range = at_least(0), .unit = "steps", .derived = "a single sample, after the last step"},
                 "Steps between generated samples; 0: no samples.");

@@ -90,6 +90,7 @@ void resolve(Config& config) {
   config.model.init_head = width_ratio(config);
   constexpr double kDefaultBalanceLoss = 0.01;
   if (config.model.n_expert > 0 && config.train.balance_loss < 0) config.train.balance_loss = kDefaultBalanceLoss;
+  if (config.train.task_interval < 0) config.train.task_interval = config.train.eval_interval;
   Optim& optim = config.optim;
   if (optim.min_lr < 0) optim.min_lr = optim.lr / 10;
   if (optim.name == OptimizerName::muon && config.muon.weight_decay < 0) config.muon.weight_decay = optim.weight_decay;
@@ -105,6 +106,7 @@ std::vector<std::vector<std::string>*> file_lists(Data& data) {
   std::vector<std::vector<std::string>*> lists = {&data.train, &data.val};
   for (auto* sets : {&data.source, &data.validation})
     for (FileSet& set : *sets) lists.push_back(&set.files);
+  for (Task& task : data.task) lists.push_back(&task.files);
   return lists;
 }
 

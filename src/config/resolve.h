@@ -12,7 +12,7 @@ namespace trainer::config {
 
 /// Replaces {name} in paths, copies the facts of the model's family into model.family, and fills in keys that were not
 /// set: run.name, n_kv_head, d_ff of models without experts, tie_embeddings, bias, val_fraction, separate_documents,
-/// steps, balance_loss, min_lr, warmup_steps. A second call changes nothing.
+/// steps, balance_loss, task_interval, min_lr, warmup_steps. A second call changes nothing.
 void resolve(Config& config);
 
 /// Returns checkpoint.dir, or RUN_DIR/checkpoints.

@@ -23,7 +23,7 @@ struct Checkpoint {
   std::string dir;  // empty: RUN_DIR/checkpoints
   int64_t interval = 0, keep = 0, keep_every = 0;
   bool keep_best = false, async = false;
-  std::string best;               // validation set that keep_best follows; empty: the first
+  std::string best;               // validation set or task that keep_best follows; empty: the first set
   std::string resume;             // auto | must | verified | never | PATH
   bool allow_other_data = false;  // resume even if tokenizer or data hashes differ
 };

@@ -15,6 +15,7 @@ struct Train {
   Recompute recompute = Recompute::none;
   int64_t recompute_layers = 0;  // the first layers, which are recomputed fully whatever `recompute` is
   int64_t eval_interval = 0, eval_batches = 0, sample_interval = 0;
+  int64_t task_interval = -1;  // resolve() turns a negative number into eval_interval
   std::string sample_prompt;
   int64_t sample_tokens = 0;
   int64_t max_skipped_steps = 0;

@@ -193,10 +193,13 @@ bool resumes(const Config& config) {
 
 void check_checkpoints(const Config& config, bool files, Checker& checker) {
   const std::string& best = config.checkpoint.best;
-  const std::vector<std::string> sets = validation_names(config.data);
-  checker.require(best.empty() || std::ranges::count(sets, best) > 0, {"checkpoint.best", "data.validation"},
-                  "no validation set is called \"{}\"{}", best,
-                  sets.empty() ? "; validation sets are named in [[data.validation]]" : did_you_mean(best, sets));
+  std::vector<std::string> sets = validation_names(config.data);
+  for (const Task& task : config.data.task) sets.push_back(task.name);
+  checker.require(best.empty() || std::ranges::count(sets, best) > 0,
+                  {"checkpoint.best", "data.validation", "data.task"}, "no validation set or task is called \"{}\"{}",
+                  best,
+                  sets.empty() ? "; validation sets are named in [[data.validation]], tasks in [[data.task]]"
+                               : did_you_mean(best, sets));
   const std::string& resume = config.checkpoint.resume;
   checker.require(!resume.empty(), {"checkpoint.resume"},
                   "expected auto, must, verified, never or a path, found an empty string");

@@ -157,6 +157,29 @@ void check_sources(const Data& data, bool files, const std::filesystem::path& to
   }
 }
 
+/// Checks the tables of tasks.
+void check_tasks(const Data& data, bool files, Checker& checker) {
+  const std::vector<std::string> sets = validation_names(data);
+  for (const Task& task : data.task) {
+    const auto number = &task - data.task.data() + 1;
+    const std::string table = task.name.empty() ? format("{}", number) : to_toml(Value(task.name));
+    const auto check = [&](const std::string& mistake, Code code = Code::config) {
+      checker.require_in(code, mistake.empty(), "data.task", table, task.line, mistake);
+      return mistake.empty();
+    };
+    const auto same = std::ranges::find(data.task, task.name, &Task::name);
+    if (!check(bad_name(task.name))) continue;
+    check(&*same == &task ? "" : format("duplicate name (lines {} and {}); rename one", same->line, task.line));
+    check(std::ranges::count(sets, task.name) == 0
+              ? ""
+              : "a validation set has the same name; names must differ, since checkpoint.best names either");
+    if (!check(task.files.empty() ? "files: missing; give paths or globs" : "")) continue;
+    for (const std::string& path : task.files)
+      if (!check(bad_characters(path))) return;
+    if (files) check(missing_files(task.files, DataFormat::automatic, {}), Code::data);
+  }
+}
+
 }  // namespace
 
 std::string bad_characters(const std::string& name) {
@@ -191,6 +214,7 @@ void check_data(const Config& config, bool files, Checker& checker) {
   const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
   check_sources(data, files, tokens, checker);
   check_file_sets("data.validation", data.validation, data, files, tokens, ".val.json", checker);
+  check_tasks(data, files, checker);
   if (!files) return;
   checker.require(!data.train.empty() || !data.source.empty(), {"data.train", "data.source"},
                   "missing; give the training files, as in train = [\"data/*.txt\"] under [data]");

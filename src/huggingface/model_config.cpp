@@ -441,9 +441,9 @@ json text_model_of(json document, const std::string& origin) {
     if (multimodal == nullptr || type == nullptr || *type != multimodal) continue;
     if (whole.find("text_config") == nullptr) whole.refuse("text_config", "missing: not a language model");
     whole.demand_absent("quantization_config");
-    json model = {{"hidden_size", 2304},      {"intermediate_size", 9216},        {"num_hidden_layers", 26},
-                  {"num_attention_heads", 8}, {"num_key_value_heads", 4},         {"head_dim", 256},
-                  {"vocab_size", 262208},     {"max_position_embeddings", 131072}};
+    json model = json::parse(R"({"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
+        "max_position_embeddings": 131072})");
     whole.object("text_config");  // throws for another value
     for (const auto& [field, value] : whole.find("text_config")->items())
       if (!value.is_null() || !model.contains(field)) model[field] = value;

@@ -25,7 +25,7 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-/// Calls use(row) for each step of a run. An evaluation is part of its step's row.
+/// Calls use(row) for each step of a run. Evaluations are part of their step's row.
 void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& use) {
   std::ifstream in(log_of(run), std::ios::binary);
   if (!in) throw Error(Code::io, format("cannot read {}", log_of(run).string()));
@@ -41,7 +41,7 @@ void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& us
     const Json kind = event.value("event", Json()), at = event.value("step", Json());
     if (kind == "ranks" && !row.empty() && step == at)
       row.emplace_back("slowest_rank", to_text(event.value("slowest", Json())));
-    if (kind != "step" && kind != "eval") continue;
+    if (kind != "step" && kind != "eval" && kind != "tasks") continue;
     if (kind == "step" || row.empty() || step != at) {
       end_row();
       step = at;
@@ -51,10 +51,12 @@ void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& us
     const auto add = [&](const std::string& name, const Json& value) {
       row.emplace_back(name, quoted(to_text(value)));
     };
-    const Json sets = event.value("sets", Json::object());  // in an evaluation: become columns validation.NAME.loss
-    for (const char* key : {"event", "step", "set", "sets"}) event.erase(key);
+    const Json sets = event.value("sets", Json::object());    // in an evaluation: become columns validation.NAME.loss
+    const Json tasks = event.value("tasks", Json::object());  // become columns task.NAME.score
+    for (const char* key : {"event", "step", "set", "sets", "tasks"}) event.erase(key);
     flatten(event, prefix, '.', add);
     flatten(sets, prefix, '.', add);
+    flatten(tasks, "task.", '.', add);
   }
   end_row();
 }

@@ -20,9 +20,9 @@ std::vector<NamedRun> named_runs(const std::vector<std::string>& folders);
 
 /// Passes the table to `out`, line by line. A row contains run, step and the step's fields in metrics.jsonl; fields of
 /// nested objects have names with dots (phase_ms.forward). Columns validation.* contain the evaluation after the step,
-/// validation.NAME.* that of a named set, slowest_rank the rank that was slowest in the steps up to it. Unknown values
-/// are empty. Utilisation is that of the log, not rescaled as in read_history(). Reads each file twice, line by line.
-/// Throws Code::io if a file cannot be read.
+/// validation.NAME.* that of a named set, task.NAME.* a task's, slowest_rank the rank that was slowest in the steps up
+/// to it. Unknown values are empty. Utilisation is that of the log, not rescaled as in read_history(). Reads each file
+/// twice, line by line. Throws Code::io if a file cannot be read.
 void write_csv(const std::vector<NamedRun>& runs, const std::function<void(std::string_view)>& out);
 
 }  // namespace trainer::report

@@ -2,6 +2,7 @@
 // Events of a run: one struct per event of metrics.jsonl. Times are in milliseconds if their name ends in ms, and in
 // seconds if not; losses are in nats per token; NaN means "not known" and is written as null.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -102,6 +103,31 @@ struct EvalReport {
     if (name == set) return loss;
     const auto found = std::ranges::find(sets, name, &SetReport::name);
     return found == sets.end() ? std::nullopt : std::optional(found->loss);
+  }
+};
+
+/// A model's score in a task.
+struct TaskReport {
+  std::string name;
+  double score = kUnknown, centred = kUnknown;  // accuracy, and its share above that of guessing (data::centred())
+  double loss = kUnknown;                       // nats per token of the right answers
+  int64_t questions = 0;
+
+  /// Returns the standard error of the score, that of a proportion.
+  double error() const {
+    return std::sqrt(score * (1 - score) / static_cast<double>(std::max<int64_t>(1, questions - 1)));
+  }
+};
+/// The evaluation of all tasks, in the order of the configuration.
+struct TasksReport {
+  int64_t step = 0;
+  std::vector<TaskReport> tasks = {};
+  double core = kUnknown;  // mean of centred over the tasks with metric core
+
+  /// Returns the task with that name; null if there is none.
+  const TaskReport* find(const std::string& name) const {
+    const auto found = std::ranges::find(tasks, name, &TaskReport::name);
+    return found == tasks.end() ? nullptr : &*found;
   }
 };
 

@@ -257,6 +257,27 @@ void fields(V& v, In<V, EvalReport>& e) {
 }
 
 template <typename V>
+void fields(V& v, In<V, TaskReport>& t) {
+  v("score", t.score, "centred", t.centred, "loss", t.loss, "questions", t.questions);
+}
+
+template <typename V>
+void fields(V& v, In<V, TasksReport>& r) {
+  v("event", "tasks", "step", r.step);
+  if constexpr (V::kReads) {
+    for (const auto& [name, numbers] : v.child("tasks").items()) {
+      r.tasks.push_back(from_json<TaskReport>(numbers));
+      r.tasks.back().name = name;
+    }
+  } else {
+    v("tasks", [&](V& all) {
+      for (const TaskReport& task : r.tasks) all(task.name.c_str(), task);
+    });
+  }
+  if (V::kReads || !std::isnan(r.core)) v("core", r.core);
+}
+
+template <typename V>
 void fields(V& v, In<V, CheckpointReport>& c) {
   v("event", "checkpoint", "step", c.step, "path", c.path, "bytes", c.bytes, "seconds", c.seconds);
   v("wait_seconds", c.wait_seconds, "best", c.best);

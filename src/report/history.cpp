@@ -95,6 +95,7 @@ bool add_event(History& history, Process& process, const Json& json, const std::
     }
   }
   if (event == "eval") history.evals.push_back(from_json<EvalReport>(json));
+  if (event == "tasks") history.tasks.push_back(from_json<TasksReport>(json));
   if (event == "checkpoint") history.checkpoints.push_back(from_json<CheckpointReport>(json));
   if (event == "warning") history.warnings.push_back(from_json<WarningReport>(json));
   if (event == "ranks") history.ranks.push_back(from_json<RanksReport>(json));

@@ -16,6 +16,7 @@ struct History {
   std::optional<StartReport> start;  // the last process's; config_toml is empty, since the file stores it as JSON
   std::vector<StepReport> steps;     // without comm_bytes, memory_bytes and sources; utilisation: see read_history()
   std::vector<EvalReport> evals;
+  std::vector<TasksReport> tasks;
   std::vector<CheckpointReport> checkpoints;
   std::vector<WarningReport> warnings;
   std::vector<RanksReport> ranks;

@@ -234,6 +234,40 @@ std::string validation_sets(const History& history) {
   return grid.rows.empty() ? "" : "<h2>Validation sets</h2>" + table(grid);
 }
 
+/// Returns the curves of the tasks' scores and a table of them; empty if there are none.
+std::string tasks(const History& history) {
+  if (history.tasks.empty()) return "";
+  svg::LineChart chart{
+      .id = "tasks", .title = "Tasks", .x_name = "step", .y_name = "score", .width = 1000, .height = 300};
+  page::Table grid{.head = {"first", "best", "at step", "last", "± standard error", "questions", "centred"},
+                   .rows = {}};
+  int colour = 0;
+  for (const TaskReport& last : history.tasks.back().tasks) {
+    svg::Series series{last.name, {}, colour++ % 8};
+    double first = kUnknown, best = kUnknown;
+    int64_t best_step = 0;
+    for (const TasksReport& report : history.tasks) {
+      const TaskReport* const task = report.find(last.name);
+      if (task == nullptr) continue;
+      series.points.push_back({static_cast<double>(report.step), task->score});
+      if (std::isnan(first)) first = task->score;
+      if (task->score <= best) continue;
+      best = task->score;
+      best_step = report.step;
+    }
+    chart.series.push_back(std::move(series));
+    grid.rows.push_back(
+        {.name = last.name,
+         .cells = {loss_number(first), loss_number(best), format("{}", best_step), loss_number(last.score),
+                   loss_number(last.error()), format("{}", last.questions), loss_number(last.centred)}});
+  }
+  const double core = history.tasks.back().core;
+  return svg::line_chart(std::move(chart)) + "<h2>Tasks</h2>" + table(grid) +
+         (std::isfinite(core)
+              ? format("<p>core, the mean of the tasks with metric core, centred: {}</p>", loss_number(core))
+              : "");
+}
+
 Rows environment_rows(const Environment& env) {
   return {{"version", env.commit.empty() ? env.version : format("{} ({})", env.version, env.commit)},
           {"device", env.device},
@@ -284,6 +318,7 @@ std::string report_html(const Summary& summary, const History& history, const st
   html += tiles(summary);
   html += page::section(loss_chart(summary, history));
   html += page::section(validation_sets(history));
+  html += page::section(tasks(history));
   html += samples_section(summary.samples);
   html +=
       page::side_by_side({throughput_chart(history), norm_chart(history), rate_chart(history), time_split(summary)});

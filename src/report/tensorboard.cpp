@@ -74,6 +74,13 @@ void TensorBoardLog::write(const EvalReport& eval) {
   file_.write(scalar_event(seconds_since_1970(), eval.step, scalars));
 }
 
+void TensorBoardLog::write(const TasksReport& report) {
+  Scalars scalars;
+  for (const TaskReport& task : report.tasks) scalars.emplace_back("tasks/" + task.name, task.score);
+  if (std::isfinite(report.core)) scalars.emplace_back("tasks/core", report.core);
+  file_.write(scalar_event(seconds_since_1970(), report.step, scalars));
+}
+
 void TensorBoardLog::write(const WarningReport& warning) {
   file_.write(text_event(seconds_since_1970(), warning.step, "warnings", block(printable(warning.message))));
 }

@@ -14,6 +14,7 @@ class TensorBoardLog {
   void write(const StartReport& start);
   void write(const StepReport& step);
   void write(const EvalReport& eval);
+  void write(const TasksReport& tasks);
   void write(const WarningReport& warning);
   void write(const Sample& sample);
 

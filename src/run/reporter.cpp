@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/join.h"
 #include "base/log.h"
 #include "config/resolve.h"
 #include "report/events_json.h"
@@ -226,6 +227,17 @@ void Reporter::evaluation(const report::EvalReport& eval) {
   }
   log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", eval.step, eval.loss, eval.perplexity,
             eval.bits_per_byte ? format(", {:.4f} bits per byte", *eval.bits_per_byte) : "");
+}
+
+void Reporter::tasks(const report::TasksReport& tasks) {
+  if (!first_) return;
+  if (metrics_) metrics_->write(to_json(tasks));
+  if (tensorboard_) tensorboard_->write(tasks);
+  std::vector<std::string> texts;
+  for (const report::TaskReport& task : tasks.tasks)
+    texts.push_back(format("{} {:.3f} ({})", task.name, task.score, task.questions));
+  if (std::isfinite(tasks.core)) texts.push_back(format("core {:.3f}", tasks.core));
+  log::info("step {}: tasks: {}", tasks.step, fmt::join(texts, ", "));
 }
 
 void Reporter::ranks(const report::RanksReport& ranks) {

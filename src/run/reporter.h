@@ -42,6 +42,7 @@ class Reporter {
             const checkpoint::TrainState& state, train::Trainer& trainer,
             std::optional<train::ExpertStatistics> experts = {});
   void evaluation(const report::EvalReport& eval);
+  void tasks(const report::TasksReport& tasks);
   void ranks(const report::RanksReport& ranks);
   /// Shows an activity between steps, such as an evaluation, in the progress line.
   void status(const std::string& activity);

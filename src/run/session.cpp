@@ -22,6 +22,7 @@
 #include "run/run_data.h"
 #include "run/run_state.h"
 #include "run/signals.h"
+#include "run/tasks.h"
 #include "run/training_loop.h"
 #include "setup/gemm_tuning.h"
 #include "setup/offload_memory.h"
@@ -212,6 +213,8 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
               signalled ? format("by {}", signal_name(stop_signal())) : "at --max-time", datasets.stopped);
     return signalled ? kStoppedBySignal : 0;
   }
+  std::vector<Task> tasks = open_tasks(world, config.data.task, datasets.tokenizer ? &*datasets.tokenizer : nullptr,
+                                       datasets.vocab, config.model.seq_len);
   if (datasets.vocab != vocab) config.parallel = given_parallel;
   if (datasets.vocab != vocab && !(plan = plan_together(world, config, datasets.vocab, machine)))
     return kStoppedBySignal;
@@ -222,7 +225,7 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
           "or could not overlap; results will round differently",
           choice.name);
   return TrainingLoop(world, config, options,
-                      {machine, between_gpus, tuning_hash, std::move(datasets), std::move(*plan)})
+                      {machine, between_gpus, tuning_hash, std::move(datasets), std::move(tasks), std::move(*plan)})
       .run();
 }
 

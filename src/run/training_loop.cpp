@@ -70,7 +70,8 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
 int TrainingLoop::run() {
   prepare();
   const bool lacks_evaluation = trainer_.scalars().is_true_on_any_rank(is_evaluation_missing());
-  if (is_finished() && !lacks_evaluation) {
+  const bool lacks_tasks = trainer_.scalars().is_true_on_any_rank(are_tasks_missing());
+  if (is_finished() && !lacks_evaluation && !lacks_tasks) {
     require_convergence();
     log::info("the run is finished: {} of {} steps are done; {}", state_.step, total_steps_,
               reporter_.restore_report(state_.step) ? "its report was missing and has been written"
@@ -80,6 +81,7 @@ int TrainingLoop::run() {
   }
   begin();
   if (lacks_evaluation && !evaluate_now()) return finish(false);
+  if (lacks_tasks && !answer_now()) return finish(false);
   if (is_finished()) {
     require_convergence();
     return finish(true);
@@ -105,7 +107,7 @@ bool TrainingLoop::train_until(int64_t last) {
   while (state_.step < last) {
     if (!step()) break;
     check_replicas_if_due();
-    if (is_evaluation_due()) evaluate_now();
+    if ((!is_evaluation_due() || evaluate_now()) && are_tasks_due()) answer_now();
     if (is_due(config_.train.sample_interval) && !is_finished()) sample_now();
     const Requests requests = exchange_requests();
     if (requests.stop) break;
@@ -139,14 +141,17 @@ void TrainingLoop::prepare() {
 }
 
 void TrainingLoop::forget_what_differs(const Resumed& resumed) {
-  const bool validates = !open_.datasets.val.empty(), other_set = state_.best_set != followed_set();
+  const bool validates = !open_.datasets.val.empty() || followed_task() != nullptr,
+             other_set = state_.best_set != followed_set();
   const bool other_data = state_.best_data != followed_data();
   if (state_.best_step >= 0 && validates && (other_set || other_data)) {
     log::info(
-        "checkpoint.best: the best checkpoint so far (step {}, validation loss {:.4f}) was selected with {} and is "
+        "checkpoint.best: the best checkpoint so far (step {}, {} {:.4f}) was selected with {} and is "
         "ignored; the best one is selected again, from the next evaluation on",
-        state_.best_step, state_.best_val_loss,
-        other_set ? "a different validation set" : "different validation data or windows");
+        state_.best_step, followed_task() ? "value" : "validation loss", state_.best_val_loss,
+        other_set         ? "a different validation set"
+        : followed_task() ? "different questions or another metric"
+                          : "different validation data or windows");
     state_.best_step = -1;
     state_.best_val_loss = kUnknown;
   }
@@ -162,6 +167,7 @@ void TrainingLoop::forget_what_differs(const Resumed& resumed) {
 
 void TrainingLoop::begin() {
   if (setup::writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
+  if (!open_.tasks.empty()) respondent_.emplace(trainer_, open_.tasks);
   reporter_.open(state_);
   if (world_.first()) write_run_files(config_, header_.config_toml, header_.tokenizer);
   report::StartReport start = start_report(config_, open_.datasets, open_.plan, open_.machine, world_, trainer_);
@@ -224,7 +230,7 @@ bool TrainingLoop::step() {
   if (!outcome.skipped) state_.adam_step = work.adam_step;
   state_.skipped_in_row = outcome.skipped ? state_.skipped_in_row + 1 : 0;
   last_was_spike_ = outcome.spike.has_value();
-  loss_of_last_ = kUnknown;
+  loss_of_last_ = score_of_last_ = kUnknown;
   std::optional<train::ExpertStatistics> experts;
   const bool first = !std::exchange(has_stepped_, true);
   if (config_.model.n_expert > 0 && (first || is_due(config_.log.interval) || is_finished()))
@@ -294,18 +300,56 @@ bool TrainingLoop::evaluate_now() {
 }
 
 void TrainingLoop::note_best(checkpoint::TrainState& state) const {
-  if (!std::isfinite(loss_of_last_) || state.best_val_loss <= loss_of_last_ || !state.is_sound()) return;
-  state.best_val_loss = loss_of_last_;
+  const double value = followed_task() ? 1 - score_of_last_ : loss_of_last_;
+  if (!std::isfinite(value) || state.best_val_loss <= value || !state.is_sound()) return;
+  state.best_val_loss = value;
   state.best_step = state.step;
   state.best_set = followed_set();
   state.best_data = followed_data();
 }
 
+bool TrainingLoop::are_tasks_due() const {
+  return !open_.tasks.empty() && (is_due(config_.train.task_interval) || state_.step == total_steps_);
+}
+
+bool TrainingLoop::are_tasks_missing() {
+  if (!world_.first() || state_.step == 0 || !are_tasks_due() || !config_.log.jsonl) return false;
+  return std::ranges::count(reporter_.earlier(state_.step).tasks, state_.step, &report::TasksReport::step) == 0;
+}
+
+bool TrainingLoop::answer_now() {
+  const TraceScope traced(trainer_.meter().trace, "tasks");
+  auto report = answer_tasks(*respondent_, open_.tasks, [&](const std::string& name, int64_t done, int64_t all) {
+    reporter_.status(format("{}: {}/{} questions", name, done, all));
+    return !stop_requested() && !options_.deadline.has_passed();
+  });
+  if (!report) {
+    if (!stop_requested_on_any())
+      reporter_.warn(
+          state_.step,
+          format("step {}: --max-time interrupted the tasks; they are repeated when the run resumes", state_.step));
+    return false;
+  }
+  report->step = state_.step;
+  if (const Task* task = followed_task()) score_of_last_ = report->find(task->settings.name)->score;
+  if (saved_step_ == state_.step) note_best(state_);
+  reporter_.tasks(*report);
+  return true;
+}
+
+const Task* TrainingLoop::followed_task() const {
+  const std::string& best = config_.checkpoint.best;
+  const auto found = std::ranges::find(open_.tasks, best, [](const Task& task) { return task.settings.name; });
+  return best.empty() || found == open_.tasks.end() ? nullptr : &*found;
+}
+
 std::string TrainingLoop::followed_set() const {
+  if (const Task* task = followed_task()) return task->settings.name;
   return open_.datasets.val.empty() ? "" : open_.datasets.val[open_.datasets.followed].name;
 }
 
 std::string TrainingLoop::followed_data() const {
+  if (const Task* task = followed_task()) return task->hash;
   if (open_.datasets.val.empty()) return "";
   return evaluated_data(config_, open_.datasets.val[open_.datasets.followed], {.groups = config_.train.eval_batches});
 }

@@ -14,6 +14,7 @@
 #include "run/run_state.h"
 #include "run/session.h"
 #include "run/slow_ranks.h"
+#include "run/tasks.h"
 #include "run/tracer.h"
 #include "setup/run_plan.h"
 #include "train/generate.h"
@@ -27,6 +28,7 @@ struct OpenRun {
   comm::GpuTransport between_gpus;
   std::string tuning_hash;  // hash of the tuning table in use; empty: none
   data::Datasets datasets;
+  std::vector<Task> tasks;
   setup::RunPlan plan;
 };
 
@@ -79,11 +81,19 @@ class TrainingLoop {
   bool is_evaluation_missing();
   /// Evaluates the validation data. Returns false if a stop or --max-time interrupted the evaluation.
   bool evaluate_now();
-  /// Records the step of `state` as the best one if its validation loss is the lowest.
+  bool are_tasks_due() const;
+  /// The same of tasks, as far as metrics.jsonl has it.
+  bool are_tasks_missing();
+  /// Answers the tasks' questions. Returns false if a stop or --max-time interrupted them.
+  bool answer_now();
+  /// Records the step of `state` as the best one if what checkpoint.best names is the lowest: a validation loss, or
+  /// 1 − a task's score.
   void note_best(checkpoint::TrainState& state) const;
-  /// Returns the name of the validation set that selects the best checkpoint; empty for a set without a name.
+  /// Returns the task that selects the best checkpoint; null if a validation set does.
+  const Task* followed_task() const;
+  /// Returns the name of the validation set or task that selects it; empty for a set without a name.
   std::string followed_set() const;
-  /// Returns the evaluated_data() of that set.
+  /// Returns the evaluated_data() of that set, or the task's hash.
   std::string followed_data() const;
   void sample_now();
 
@@ -138,14 +148,16 @@ class TrainingLoop {
   bool has_stepped_ = false;             // in this process
   const train::BatchSource batches_;
   std::optional<train::Generator> generator_;
-  std::string mixture_table_;  // table of the sources for the whole run, logged at the start
+  std::optional<Respondent> respondent_;  // empty: no tasks
+  std::string mixture_table_;             // table of the sources for the whole run, logged at the start
   checkpoint::TrainState state_;
-  bool asynchronous_ = false;       // checkpoint.async is set and the memory suffices for it
-  int64_t saved_step_ = -1;         // the last step that was saved or is being saved
-  std::filesystem::path saved_;     // the checkpoint of saved_step_
-  std::filesystem::path proven_;    // the last checkpoint that a normal step followed; empty: none
-  bool last_was_spike_ = false;     // the last step was skipped, with finite loss and gradient
-  double loss_of_last_ = kUnknown;  // validation loss of the last step; infinity if it is not finite
+  bool asynchronous_ = false;        // checkpoint.async is set and the memory suffices for it
+  int64_t saved_step_ = -1;          // the last step that was saved or is being saved
+  std::filesystem::path saved_;      // the checkpoint of saved_step_
+  std::filesystem::path proven_;     // the last checkpoint that a normal step followed; empty: none
+  bool last_was_spike_ = false;      // the last step was skipped, with finite loss and gradient
+  double score_of_last_ = kUnknown;  // the followed task's, after the last step
+  double loss_of_last_ = kUnknown;   // validation loss of the last step; infinity if it is not finite
 };
 
 }  // namespace trainer::run

@@ -109,13 +109,17 @@ class Evaluation(rig.Runs):
             self.assertAlmostEqual(shared["loss"], half["loss"], delta=1e-12 * half["loss"])
 
     def test_mistakes(self):
+        (self.folder / "few.jsonl").write_text(json.dumps({"query": "a", "choices": ["b", "c"], "gold": 0}))
         for args, status, message in (
                 (["--stride", "33"], 2, "--stride 33: expected at most 32 tokens (model.seq_len)"),
                 (["--stride", "0"], 2, "--stride: Value 0"),
                 (["--choices", "q.jsonl", "--data", "text.txt"], 2, "--data excludes --choices"),
-                (["--questions", "3"], 2, "--questions requires --choices"),
+                (["--questions", "3"], 2, "--questions requires --choices or --task"),
                 (["--choices", "none.jsonl"], 4, "none.jsonl: cannot open: No such file"),
-                (["--choices", "text.txt"], 4, "text.txt:1: not a question; expected {\"ctx\": text"),
+                (["--choices", "text.txt"], 4, "text.txt:1: expected a question as a JSON object"),
+                (["--shots", "3"], 2, "--shots requires --task"),
+                (["--task", "q.jsonl", "--choices", "q.jsonl"], 2, "--choices excludes --task"),
+                (["--task", "few.jsonl", "--shots", "1"], 4, "shots = 1, but there are only 1 questions"),
                 (["--choices", "."], 4, ".: not a regular file")):
             with self.subTest(args=args):
                 self.assertIn(message, self.trainer("eval", "--checkpoint", "run", *args, status=status))
@@ -140,14 +144,58 @@ class Evaluation(rig.Runs):
         self.trainer("--config", "config.toml", "--set", "run.dir=longer", "train.steps=60", "optim.lr=1e-2", "model.dropout=0")
         result = json.loads(self.trainer("eval", "--checkpoint", "longer", "--choices", "q.jsonl", "--json", stdout=True))
         self.assertEqual(result["questions"], 30)
-        for name in ("accuracy", "accuracy_per_token", "accuracy_per_byte"):
+        for name in ("accuracy", "accuracy_norm", "accuracy_per_token", "accuracy_per_byte"):
             self.assertGreater(result[name], 0.5, name)  # a random choice scores 1/3
             self.assertAlmostEqual(result[name] * 30, round(result[name] * 30), places=9)
         few = json.loads(self.trainer("eval", "--checkpoint", "longer", "--choices", "q.jsonl", "--questions", "7", "--json", stdout=True))
         self.assertEqual(few["questions"], 7)
         text = self.trainer("eval", "--checkpoint", "longer", "--choices", "q.jsonl", stdout=True)
         error = math.sqrt(result["accuracy"] * (1 - result["accuracy"]) / 29)
-        self.assertIn(f"accuracy       {result['accuracy']:.4f} ± {error:.4f}\n", text)
+        self.assertIn(f"acc            {result['accuracy']:.4f} ± {error:.4f}\n", text)
+
+        task = json.loads(self.trainer("eval", "--checkpoint", "longer", "--task", "q.jsonl", "--metric", "acc_bytes", "--json", stdout=True))
+        self.assertEqual((task["metric"], task["score"], task["loss"]), ("acc_bytes", result["accuracy_per_byte"], result["loss"]))
+
+    def test_tasks_are_scored_during_training_and_do_not_change_it(self):
+        (self.folder / "q.jsonl").write_text(self.questions())
+        tables = """
+            [[data.task]]
+            name = "bytes"
+            files = ["q.jsonl"]
+            metric = "acc_bytes"
+            [[data.task]]
+            name = "few"
+            files = ["q.jsonl"]
+            metric = "core"
+            shots = 1
+            questions = 9
+            baseline = 0.25
+            """
+        (self.folder / "tasks.toml").write_text((self.folder / "config.toml").read_text() + tables)
+        train = ("--set", "train.steps=6", "train.eval_interval=3", "checkpoint.interval=3", "log.tensorboard=true")
+        self.trainer("--config", "config.toml", *train, "run.dir=plain")
+        self.trainer("--config", "tasks.toml", *train, "run.dir=tasks", "train.task_interval=2", "checkpoint.best=bytes")
+        events = {name: [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
+                  for name in ("plain", "tasks")}
+        for kind, fields in (("step", ("step", "loss", "grad_norm", "data_position")), ("eval", ("step", "loss"))):
+            with_tasks, without = ([[each[field] for field in fields] for each in events[name] if each["event"] == kind]
+                                   for name in ("tasks", "plain"))
+            self.assertEqual(with_tasks, without)
+        tasks = [each for each in events["tasks"] if each["event"] == "tasks"]
+        self.assertEqual([each["step"] for each in tasks], [2, 4, 6])
+        last = tasks[-1]
+        self.assertEqual(last["tasks"]["bytes"]["questions"], 30)
+        few = last["tasks"]["few"]
+        self.assertEqual(few["questions"], 9)
+        self.assertAlmostEqual(few["centred"], (few["score"] - 0.25) / 0.75)
+        self.assertEqual(last["core"], few["centred"])
+        alone = json.loads(self.trainer("eval", "--checkpoint", "tasks", "--task", "q.jsonl", "--metric", "acc_bytes", "--json", stdout=True))
+        self.assertAlmostEqual(alone["score"], last["tasks"]["bytes"]["score"])
+        best = json.loads(self.trainer("checkpoint", "inspect", "--checkpoint", "tasks", "--json", stdout=True))
+        self.assertAlmostEqual(best["best_val_loss"], 1 - last["tasks"]["bytes"]["score"])
+        self.assertIn("task.bytes.score", self.trainer("report", "tasks", "--csv", stdout=True).splitlines()[0])
+        self.trainer("report", "tasks")
+        self.assertIn("standard error", (self.folder / "tasks" / "report.html").read_text().lower())
 
     def test_ranks_share_the_questions(self):
         if shutil.which("mpirun") is None:

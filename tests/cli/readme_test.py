@@ -98,10 +98,18 @@ class Readmes(unittest.TestCase):
             "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0,
             "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                              "original_max_position_embeddings": 8192}}))
+        (cls.folder / "core").mkdir()  # the questions that core.toml asks
+        for name in ["hellaswag_val.jsonl", *re.findall(r'"(core/.*)"', (ROOT / "configs/core.toml").read_text())]:
+            (cls.folder / name).write_text(json.dumps({"query": "a", "choices": ["b", "c"], "gold": 0}) + "\n")
         gpt2 = cls.folder / "gpt2-hf"  # what README.md continues to train, without its weights
         shutil.copytree(ROOT / "data/gpt2", gpt2)
         (gpt2 / "config.json").write_text(json.dumps({
             "model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}))
+        pythia = cls.folder / "pythia"  # what pythia-160m.toml continues to train, without its weights
+        shutil.copytree(ROOT / "data/gpt2", pythia)
+        (pythia / "config.json").write_text(json.dumps({
+            "model_type": "gpt_neox", "vocab_size": 50304, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+            "intermediate_size": 3072, "max_position_embeddings": 2048, "rotary_pct": 0.25}))
         cls.help = {verb: cls.output(rig.TRAINER, verb, "--help") for verb in VERBS}
         for verb, text in list(cls.help.items()):
             for action in rig.subcommands(text):
@@ -338,7 +346,8 @@ class Readmes(unittest.TestCase):
             command[:1] = rig.MPIRUN
         verb = words[words.index("build/trainer") + 1]
         if "--config" in command and verb in ("--config", "train"):
-            command += ["--set", *short, *(tiny if "configs/quickstart.toml" in command else [])]
+            own = [key for key in short if not ("configs/chat.toml" in command and key.startswith("data."))]
+            command += ["--set", *own, *(tiny if "configs/quickstart.toml" in command else [])]
         elif "--config" in command and verb == "bench":
             command += ["--set", *tiny, "train.global_batch=4"]
         self.output(*command, input="She had never")

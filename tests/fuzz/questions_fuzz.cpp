@@ -1,6 +1,6 @@
-// Multiple-choice questions, as JSON lines or as llm.c's tokens, and prompts. Accepted questions can be answered, and
+// Questions of tasks, as JSON lines or as llm.c's tokens, and prompts. Accepted questions can be answered, and
 // prompts are written back unchanged.
-#include "data/questions.h"
+#include "data/tasks.h"
 
 #include <nlohmann/json.hpp>
 
@@ -22,7 +22,7 @@ const data::Tokenizer& tokenizer() {
 
 void check(const data::Question& question) {
   const auto choices = static_cast<int64_t>(question.choices.size());
-  TRAINER_CHECK(choices >= 2 && question.choices.size() <= data::kMostChoices, "{} endings", choices);
+  TRAINER_CHECK(choices >= 1 && question.choices.size() <= data::kMostChoices, "{} choices", choices);
   TRAINER_CHECK(question.answer >= 0 && question.answer < choices, "the answer {}", question.answer);
   for (const data::Question::Choice& choice : question.choices) {
     TRAINER_CHECK(choice.scored >= 1 && choice.scored < static_cast<int64_t>(choice.tokens.size()), "{} of {} tokens",
@@ -39,12 +39,14 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text = fuzz::text_of(data, size);
   const std::string path = folder / "questions";
   tests::write(path, text);
-  for (const data::Tokenizer* with : {&tokenizer(), static_cast<const data::Tokenizer*>(nullptr)}) {
-    fuzz::accepted({Code::data}, [&] {
-      for (const data::Question& question : data::read_questions({path}, with, tokenizer().vocab_size(), 0))
-        check(question);
-    });
-  }
+  for (const auto metric : {config::Metric::acc_norm, config::Metric::core})
+    for (const data::Tokenizer* with : {&tokenizer(), static_cast<const data::Tokenizer*>(nullptr)}) {
+      fuzz::accepted({Code::data}, [&] {
+        for (const data::Question& question :
+             data::read_questions({.files = {path}, .metric = metric}, with, tokenizer().vocab_size()))
+          check(question);
+      });
+    }
   fuzz::accepted({Code::data}, [&] {
     std::string again;
     const auto prompts = data::read_prompts(text, "p");

@@ -344,6 +344,7 @@ TEST(ToToml, ReadsBackToTheSameBits) {
       key.set(config, value);
     }
     config.parallel.expert_buffer = 1.5;  // other values need ranks that divide the experts
+    config.model.window_rope_theta = 0;   // other values need a window
     config.optim.min_lr = config.optim.lr / 3;
     config.train.sample_prompt = "tab\t \"quote\" back\\slash\nnewline \x01 \x7f ünïcode";
     config.data.train = {"a\"b", "", "c\\d"};

@@ -37,8 +37,11 @@ TEST(Resolve, GivesTheLlamaFamilyItsDefaults) {
 TEST(Resolve, LeavesGivenValuesUnchanged) {
   Config config = defaults();
   config.model.n_kv_head = 4, config.model.d_ff = 100, config.model.tie_embeddings = false, config.model.bias = false;
-  config.optim.min_lr = 0, config.optim.warmup_steps = 0, config.data.val_fraction = 0;
-  config.run.name = "tiny", config.train.steps = 7, config.train.balance_loss = 0;
+  config.model.norm_eps = 1e-4, config.model.rope_theta = 5, config.model.window_rope_theta = 0;
+  config.model.window = 0, config.model.window_full_every = 0;
+  config.optim.min_lr = 0, config.optim.warmup_steps = 0;
+  config.data.val_fraction = 0, config.data.separate_documents = false;
+  config.run.name = "tiny", config.train.steps = 7, config.train.balance_loss = 0, config.train.task_interval = 3;
   const std::string before = to_toml(config);
   config.run.dir = "x";
   resolve(config);

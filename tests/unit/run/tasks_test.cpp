@@ -1,5 +1,5 @@
-// Multiple choice compared with the likelihoods of endings computed one at a time.
-#include "run/multiple_choice.h"
+// Answers to questions compared with the likelihoods of choices computed one at a time.
+#include "run/tasks.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,8 @@
 namespace trainer::tests {
 namespace {
 
-using run::Question;
+using config::Metric;
+using data::Question;
 
 std::vector<Question> random_questions(int count) {
   const PhiloxKey key = philox_key(13, "questions");
@@ -27,6 +28,7 @@ std::vector<Question> random_questions(int count) {
       choice.tokens = context;
       choice.scored = 1 + draw(5);
       choice.bytes = 1 + draw(20);
+      choice.characters = 1 + draw(20);
       for (int64_t i = 0; i < choice.scored; ++i) choice.tokens.push_back(static_cast<int32_t>(draw(kTinyVocab)));
     }
     question.answer = draw(question.choices.size());
@@ -37,6 +39,16 @@ std::vector<Question> random_questions(int count) {
   longest.choices[0].scored += 30;
   longest.choices[1].tokens.insert(longest.choices[1].tokens.begin(), 40, 3);
   return questions;
+}
+
+/// Returns the answers to questions, which are cut to the model's context window.
+run::Answers answers(train::ModelRunner& runner, std::vector<Question> questions,
+                     const std::function<bool(int64_t, int64_t)>& progress = {}) {
+  std::vector<run::Task> tasks(1);
+  tasks[0].truncated = data::truncate(questions, runner.model().seq_len());
+  tasks[0].questions = std::move(questions);
+  run::Respondent respondent(runner, tasks);
+  return respondent.answer(tasks[0], progress);
 }
 
 /// Returns Σ log-likelihood of an ending, in its own batch, and the number of its tokens that the model can score.
@@ -58,65 +70,62 @@ std::pair<double, double> single(train::Trainer& trainer, const Question::Choice
   return {-trainer.loss_sum(batch), static_cast<double>(scored)};
 }
 
-TEST(MultipleChoice, IsJudgedByTheLikelihoodOfEachEnding) {
+TEST(Tasks, IsJudgedByTheLikelihoodOfEachEnding) {
   config::Config c = tiny_config();
   c.model.seq_len = 20;
   Tiny run(c, DType::f64, 2);
   for (int64_t n = 1; n <= 3; ++n) run.step(n, 1e-2);
   const std::vector<Question> questions = random_questions(41);
-  run::Accuracy expected;
+  std::array<double, config::kMetrics> expected{};
+  double loss = 0;
   for (const Question& question : questions) {
-    size_t best[3] = {};
-    double highest[3] = {-INFINITY, -INFINITY, -INFINITY};
+    size_t best[config::kMetrics] = {};
+    double highest[config::kMetrics];
+    std::ranges::fill(highest, -INFINITY);
     for (size_t i = 0; i < question.choices.size(); ++i) {
       const auto [likelihood, tokens] = single(run.trainer, question.choices[i]);
-      const double by[3] = {likelihood, likelihood / tokens,
-                            likelihood / static_cast<double>(question.choices[i].bytes)};
-      for (int rule = 0; rule < 3; ++rule)
-        if (by[rule] > highest[rule]) highest[rule] = by[rule], best[rule] = i;
-      if (static_cast<int64_t>(i) == question.answer) expected.loss -= likelihood / tokens / 41;
+      const double lengths[] = {1, static_cast<double>(question.choices[i].characters),
+                                static_cast<double>(question.choices[i].bytes), tokens, tokens};
+      for (size_t rule = 0; rule < config::kMetrics; ++rule)
+        if (likelihood / lengths[rule] > highest[rule]) highest[rule] = likelihood / lengths[rule], best[rule] = i;
+      if (static_cast<int64_t>(i) == question.answer) loss -= likelihood / tokens / 41;
     }
-    const auto answer = static_cast<size_t>(question.answer);
-    expected.raw += (best[0] == answer) / 41.0;
-    expected.per_token += (best[1] == answer) / 41.0;
-    expected.per_byte += (best[2] == answer) / 41.0;
+    for (size_t rule = 0; rule < config::kMetrics; ++rule)
+      expected[rule] += (best[rule] == static_cast<size_t>(question.answer)) / 41.0;
   }
-  ASSERT_FALSE(expected.raw == expected.per_token &&
-               expected.raw == expected.per_byte);  // else the rules are indistinguishable
-  const run::Accuracy found = run::answer_questions(run.trainer, questions, {});
-  EXPECT_EQ(found.questions, 41);
-  EXPECT_EQ(found.truncated, 1);
-  EXPECT_NEAR(found.raw, expected.raw, 1e-12);
-  EXPECT_NEAR(found.per_token, expected.per_token, 1e-12);
-  EXPECT_NEAR(found.per_byte, expected.per_byte, 1e-12);
-  EXPECT_NEAR(found.loss, expected.loss, 1e-12 * expected.loss);
+  ASSERT_FALSE(expected[0] == expected[1] && expected[0] == expected[2]);  // else the rules are indistinguishable
+  const run::Answers found = answers(run.trainer, questions);
+  for (size_t rule = 0; rule < config::kMetrics; ++rule) EXPECT_NEAR(found.accuracy[rule], expected[rule], 1e-12);
+  EXPECT_NEAR(found.loss, loss, 1e-12 * loss);
 }
 
 void expect_same_on_ranks(const config::Config& c, const std::vector<Question>& questions) {
   const auto on = [&](const config::Config& layout) {
-    run::Accuracy found;
+    run::Answers found;
     comm::run_on_threads(ranks_of(layout), {.timeout_s = 60}, [&](comm::World& world) {
       Tiny run(&world, layout, DType::f64, 1);
-      const run::Accuracy mine = run::answer_questions(run.trainer, questions, {});
-      EXPECT_GT(mine.raw, 0);
+      const run::Answers mine = answers(run.trainer, questions);
+      EXPECT_GT(mine.accuracy[0], 0);
       if (world.first()) found = mine;
     });
     return found;
   };
-  const run::Accuracy one = on(on_one_rank(c)), many = on(c);
-  EXPECT_EQ(one.raw, many.raw);
-  EXPECT_EQ(one.per_token, many.per_token);
-  EXPECT_EQ(one.per_byte, many.per_byte);
+  const run::Answers one = on(on_one_rank(c)), many = on(c);
+  EXPECT_EQ(one.accuracy, many.accuracy);
   EXPECT_NEAR(one.loss, many.loss, 1e-11 * one.loss);
 }
 
-TEST(MultipleChoice, RanksFindWhatOneFinds) {
-  expect_same_on_ranks(configure(MegatronLayout{.tensor = 2, .data = 2}), random_questions(23));
+TEST(Tasks, RanksFindWhatOneFinds) {
+  for (const int64_t micro_batch : {1, 3}) {
+    config::Config c = configure(MegatronLayout{.tensor = 2, .data = 2, .micro_batch = micro_batch});
+    c.train.global_batch = 12;
+    expect_same_on_ranks(c, random_questions(23));
+  }
 }
 
 // Without the first question, whose endings are long, two ranks answer in batches of half of the length: segments of 3
 // tokens.
-TEST(MultipleChoice, RanksThatShareSequencesFindWhatOneFinds) {
+TEST(Tasks, RanksThatShareSequencesFindWhatOneFinds) {
   const std::vector<Question> all = random_questions(23), some(all.begin() + 1, all.end());
   for (const LayoutCase& one :
        layouts_named({"Shards4Data1LlamaShared4Gather", "Shards4Data1LlamaShared4Ring",
@@ -127,10 +136,10 @@ TEST(MultipleChoice, RanksThatShareSequencesFindWhatOneFinds) {
   }
 }
 
-TEST(MultipleChoice, StopsOnRequest) {
+TEST(Tasks, StopsOnRequest) {
   Tiny run(tiny_config(), DType::f32, 1);
   int64_t calls = 0;
-  EXPECT_TRUE(run::answer_questions(run.trainer, random_questions(30), [&](int64_t, int64_t all) {
+  EXPECT_TRUE(answers(run.trainer, random_questions(30), [&](int64_t, int64_t all) {
                 EXPECT_EQ(all, 30);
                 return ++calls < 3;
               }).interrupted);
@@ -138,12 +147,13 @@ TEST(MultipleChoice, StopsOnRequest) {
 }
 
 // llm.c's files do not contain the text of endings.
-TEST(MultipleChoice, WithoutBytesNothingIsCountedPerByte) {
+TEST(Tasks, WithoutBytesNothingIsCountedPerByte) {
   Tiny run(tiny_config(), DType::f32, 1);
   std::vector<Question> questions = random_questions(3);
   for (Question& question : questions)
-    for (Question::Choice& choice : question.choices) choice.bytes = 0;
-  EXPECT_TRUE(std::isnan(run::answer_questions(run.trainer, questions, {}).per_byte));
+    for (Question::Choice& choice : question.choices) choice.bytes = choice.characters = 0;
+  const run::Answers found = answers(run.trainer, questions);
+  EXPECT_TRUE(std::isnan(found.accuracy[1]) && std::isnan(found.accuracy[2]) && !std::isnan(found.accuracy[3]));
 }
 
 }  // namespace
