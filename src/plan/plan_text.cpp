@@ -7,6 +7,7 @@
 #include "base/join.h"
 #include "base/units.h"
 #include "config/block_linears.h"
+#include "config/context.h"
 #include "config/layouts.h"
 #include "config/text.h"
 #include "parallel/strategy.h"
@@ -259,11 +260,13 @@ std::string why_nothing_fits(const Plan& plan) {
   std::string remedy = limited ? "raise hardware.memory_limit" : "use devices with at least " + needed;
   if (config::is_given(run.config, "train.micro_batch") && run.config.train.micro_batch > 1)
     remedy += ", let the planner choose train.micro_batch";
+  const std::string lengths =
+      config::nearest_lengths(run.config, config::ranks_of_replica(run.config) * run.config.parallel.data);
   return format(
       "no layout fits into {} of memory per rank: the smallest, {} with {}, recomputation {} and micro_batch = {}, "
-      "needs {}, of which {} takes {}; {}, or use more devices",
+      "needs {}, of which {} takes {}; {}, or use more devices{}",
       limit, run.strategy, run.layout, config::recompute_text(run.config.train), run.config.train.micro_batch, needed,
-      largest->first, format_bytes(largest->second), remedy);
+      largest->first, format_bytes(largest->second), remedy, lengths.empty() ? "" : "; " + lengths);
 }
 
 }  // namespace trainer::plan

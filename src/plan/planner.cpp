@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/join.h"
 #include "base/units.h"
+#include "config/context.h"
 #include "config/keys.h"
 #include "config/layout_choices.h"
 #include "config/layouts.h"
@@ -81,6 +82,8 @@ class Planning {
     recompute_less();
     if (plan_.runs.empty() && plan_.too_large.empty()) obstacles_.throw_first();
     if (obstacles_.count() > 0) plan_.left_out.push_back(obstacles_.text());
+    if (std::string lengths = config::nearest_lengths(request_.config, request_.devices); !lengths.empty())
+      plan_.left_out.push_back(std::move(lengths));
     if (std::ranges::any_of(plan_.runs, [](const PlannedRun& run) { return run.config.parallel.stages > 1; }))
       leave_out("{}sharding specs and recomputation that differ between stages",
                 config::is_given(request_.config, "parallel.pipeline_schedule") ? "" : "the schedule zb-h1, ");
@@ -150,10 +153,12 @@ class Planning {
       if (const auto counts = config::nearest_device_counts(request_.config, request_.devices); !counts.empty())
         fitting.insert(fitting.begin(), format("{} devices", fmt::join(counts, " or ")));
       if (!fitting.empty()) fitting.front() += " would fit";
+      const std::string lengths = config::nearest_lengths(request_.config, request_.devices);
       throw Error(Code::config,
-                  format("no layout on {} devices fits the model and the given keys: {}{}", request_.devices,
+                  format("no layout on {} devices fits the model and the given keys: {}{}{}", request_.devices,
                          broken.empty() ? "no strategy supports this number of devices" : broken,
-                         fitting.empty() ? "" : format("; {}", fmt::join(fitting, ", or "))));
+                         fitting.empty() ? "" : format("; {}", fmt::join(fitting, ", or ")),
+                         lengths.empty() ? "" : "; " + lengths));
     }
     return runs;
   }

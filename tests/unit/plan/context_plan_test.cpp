@@ -4,11 +4,14 @@
 #include <numeric>
 #include <set>
 
+#include "base/join.h"
 #include "config/layouts.h"
 #include "config/load.h"
 #include "plan/layer_costs.h"
+#include "plan/plan_text.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
+#include "rigs/messages.h"
 
 namespace trainer::plan {
 namespace {
@@ -234,6 +237,28 @@ TEST(ContextPlan, PassesOnKeysWhereAGatherDoesNotFit) {
   const Plan less = planned();
   ASSERT_EQ(less.runs.size(), 1u);
   EXPECT_EQ(less.runs.front().config.parallel.context_kv, config::Panels::ring);
+}
+
+// One sequence and three heads on 16 devices: there is a layout only if 32 segments divide the length.
+TEST(ContextPlan, NamesTheNearestLengthsThatRanksCanShare) {
+  const auto plan = [](const std::vector<std::string>& more, double memory) {
+    std::vector<std::string> sets = {"model.n_head=3",       "model.n_kv_head=3",   "model.seq_len=20000",
+                                     "train.global_batch=1", "train.micro_batch=1", "parallel.strategy=fsdp"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    Config config = model(sets);
+    Cluster cluster = tests::cluster_file("h100");
+    cluster.memory_bytes *= memory;
+    return plan_layouts({.config = config, .vocab = 512, .devices = 16, .threads = 1}, cluster);
+  };
+  tests::expect_error(Code::config, {"no layout on 16 devices", "seq_len = 20008", "2 x 16", "20000 or 20032"},
+                      [&] { plan({"model.seq_len=20008"}, 1); });
+  const auto left_out = [](const Plan& found) { return format("{}", fmt::join(found.left_out, "; ")); };
+  EXPECT_EQ(left_out(plan({}, 1)).find("seq_len"), std::string::npos);
+  const std::vector<std::string> many = {"train.global_batch=16", "train.micro_batch=16", "model.seq_len=20008"};
+  tests::expect_parts(left_out(plan(many, 1)), {"parallel.context: seq_len = 20008", "use seq_len = 20000 or 20032"});
+  const Plan small = plan(many, 1e-6);
+  ASSERT_TRUE(small.runs.empty());
+  tests::expect_parts(why_nothing_fits(small), {"no layout fits", "use seq_len = 20000 or 20032"});
 }
 
 // A million tokens of Llama 3 8B on 64 H100: heads over the devices of a node, tokens over nodes.
